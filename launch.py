@@ -38,7 +38,7 @@ from lm_human_preferences.cli.labelling import label_commands
 from lm_human_preferences.cli.launch import Job, JobName
 from lm_human_preferences.cli.program import Command, Program
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams import command_options, completion, policy_options, reward_options
+from lm_human_preferences.hparams import command_options, policy_options, reward_options
 from lm_human_preferences.runs import run_dir, run_files, run_record, run_settings
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial, bind, bind_all, bind_nested, combos
@@ -239,7 +239,7 @@ def resume(settings: dict[str, Any], save_dir: str) -> None:
         raise UserError(f'--{min(unknown)} is not an option of {command}')
     settings = user_settings.settings_with_own_token(settings, hparams.task)
     if hparams.policy is not None:
-        settings = completion.complete(settings, hparams.policy, None)
+        settings = user_settings.complete(reward_experiments, settings, hparams.policy, None)
     user_settings.override(hparams, {**settings, 'run.save_dir': save_dir, 'run.resume': True})
     run_dir.prepare_run_dir(launch.validated(hparams), overwrite=False, explicitly_set=settings)
     if hparams.policy is not None:

@@ -38,38 +38,32 @@ def read_words(
     rest: str | None = None,
     example: str = '',
 ) -> Given:
-    """Return {name: text, or texts if repeatable} in the order of a command's words; or UserError.
+    """Return {name: text, or texts if repeatable} of a command's words; or UserError.
 
-    arguments: {name: name shown} of what has to be given, by position or as `--name`; positionals:
-    options that may follow by position; rest: the argument that takes all words that are left.
+    arguments: {name: name shown} of what has to be given, by position or as `--name`. positionals:
+    options that may follow by position. rest: the argument that takes all words that are left.
     """
     given: Given = {}
-    by_position: list[tuple[str, str | None]] = []
+    by_position: list[str] = []
     words = list(args)
-    bare_flag = None  # a switch without a value right before this word
     while words:
         word = words.pop(0)
         if word == '--':
-            by_position += [(text, None) for text in words]
+            by_position += words
             break
         if not word.startswith('--'):
             if re.match('-[A-Za-z]', word):
                 raise UserError(f'{word}: options begin with two dashes: -{word}')
-            by_position.append((word, bare_flag))
-            bare_flag = None
+            by_position.append(word)
             continue
         name, equals, text = word[2:].partition('=')
         key, negated = _known(name, fields, arguments, not equals)
-        waiting = len(words)
         if negated:
             text = 'False'
         elif not equals:
             text = _next_value(key, fields.get(key), words)
-        before = given.pop(key, ())  # keeps `given` in the order of the last words
         is_repeatable = key in fields and TEXTS in members(fields[key].type)
-        given[key] = (*before, text) if is_repeatable else text
-        is_bare = not equals and not negated and len(words) == waiting
-        bare_flag = key if is_bare else None
+        given[key] = (*given.get(key, ()), text) if is_repeatable else text
     _assign_by_position(given, by_position, fields, arguments, positionals, rest)
     missing = [shown for key, shown in arguments.items() if key not in given]
     if missing:
@@ -80,36 +74,31 @@ def read_words(
 
 def _assign_by_position(
     given: Given,
-    by_position: list[tuple[str, str | None]],
+    by_position: list[str],
     fields: Fields,
     arguments: Mapping[str, str],
     positionals: Sequence[str],
     rest: str | None,
 ) -> None:
-    """Add (word, switch right before it) pairs to `given`; UserError for too many words."""
+    """Add words without an option to `given`; UserError for too many of them."""
     keys = [key for key in (*arguments, *positionals) if key not in given]
     if rest in keys:
         place = keys.index(rest)
         if by_position[place:]:
-            given[rest] = tuple(word for word, _ in by_position[place:])
+            given[rest] = tuple(by_position[place:])
         keys, by_position = keys[:place], by_position[:place]
     elif rest is not None and isinstance(text := given[rest], str):
         given[rest] = (text,)
     for key in keys:
         if not by_position:
             return
-        word, bare_flag = by_position[0]
-        is_switch_value = bare_flag is not None
-        if key not in arguments and (is_switch_value or not _converts(key, fields[key], word)):
+        if key not in arguments and not _converts(key, fields[key], by_position[0]):
             break
-        given[key] = word
-        del by_position[0]
-    for word, bare_flag in by_position:
-        if bare_flag is not None:
-            raise UserError(
-                f'--{bare_flag} must be {describe(fields[bare_flag].type)}, got {word!r}'
-            )
-        raise UserError(f'unexpected argument {word!r}: options are given as --name value')
+        given[key] = by_position.pop(0)
+    if by_position:
+        raise UserError(
+            f'unexpected argument {by_position[0]!r}: options are given as --name value'
+        )
 
 
 def _converts(key: str, field: Field, word: str) -> bool:

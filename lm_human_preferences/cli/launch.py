@@ -183,8 +183,6 @@ def experiment_command(
         """Start the training, or print what would start."""
         binds = user_settings.bindings(experiments, exp, name)
         name_of_run = _checked_name(user_settings.run_name(name_of_run, experiments[exp][0]))
-        if _nothing_is_saved(settings):
-            settings.pop('run.save_dir', None)
         launch_settings = {key: settings.pop(key) for key in launch_fields if key in settings}
         launch: Any = validated(launch_class(**launch_settings))
         hparams = hparam_class()
@@ -249,12 +247,6 @@ def training_arguments(
     if hparams.command == run_files.REWARD.command:
         arguments['task_options'] = task_options(hparams.task, binds)
     return arguments
-
-
-def _nothing_is_saved(settings: Mapping[str, Any]) -> bool:
-    """Return whether `settings` end with --save_dir None, not with a directory."""
-    given = [key for key in settings if key in ('save_dir', 'run.save_dir')]
-    return given[-1:] == ['save_dir'] and not settings['save_dir']
 
 
 def _launch_class(command: str) -> type[hyperparams.HParams]:

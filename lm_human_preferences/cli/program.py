@@ -17,7 +17,6 @@ from lm_human_preferences.utils.streams import note
 from lm_human_preferences.utils.terminal import error_line
 
 HELP = ['-h', '--help']
-HELP_ALL = '--help-all'
 FAILED = 2  # exit status after a mistake of the user
 INTERRUPTED = 130
 
@@ -121,17 +120,13 @@ class Command(click.Command):
             if param.nargs < 0:
                 self.rest = param.name
         params += [_click_option(key, field) for key, field in fields.items()]
-        if any(key.startswith(f'{option_help.NEW_MODEL}.') for key in fields):
-            text = f'Also show the options --{option_help.NEW_MODEL}.NAME and exit.'
-            params.append(click.Option([HELP_ALL], is_flag=True, expose_value=False, help=text))
         super().__init__(name, callback=callback, params=params, **attrs)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as python-fire did; leave help and shell completion to click."""
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
-        if {*HELP, HELP_ALL} & set(args):
-            ctx.meta[HELP_ALL] = HELP_ALL in args
+        if set(HELP) & set(args):
             click.echo(ctx.get_help())
             ctx.exit()
         ctx.params = read_words(
@@ -166,18 +161,18 @@ class Command(click.Command):
                 formatter.write(f'{"":{formatter.current_indent}}{self.example}\n')
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options in sections; those of a new reward model in full with --help-all."""
+        """Write the options in sections; those of a new reward model in one line."""
         records = {}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
                 records[param.name] = record
         for heading, fields in option_help.sections(self.fields).items():
             rows = [records.pop(_identifier(key)) for key in fields]
-            if heading == option_help.FOLDED and not ctx.meta.get(HELP_ALL):
+            if heading == option_help.FOLDED:
                 prefix = f'--{option_help.NEW_MODEL}'
                 text = (
-                    f'{HELP_ALL} shows these {len(fields)} options, which train_reward has, too.'
-                    f' The seed is one of them: --run.seed does not set it, {prefix}.run.seed does'
+                    f'{len(fields)} options, which `train_reward --help` shows. The seed is one of'
+                    f' them: --run.seed does not set it, {prefix}.run.seed does'
                 )
                 rows = [(f'{prefix}.NAME', text)]
             with formatter.section(heading):

@@ -1,5 +1,6 @@
-"""Settings of the user, which override those of an experiment."""
+"""Settings of the user, with what follows from them, which override those of an experiment."""
 
+import copy
 import os
 import re
 import types
@@ -10,7 +11,9 @@ from lm_human_preferences import storage
 from lm_human_preferences.cli import option_help
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams import completion, policy_options
+from lm_human_preferences.hparams import policy_options
+from lm_human_preferences.hparams.policy_options import NEW_MODEL as NEW
+from lm_human_preferences.hparams.reward_options import COLLECTED
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.utils import hyperparams
@@ -18,7 +21,17 @@ from lm_human_preferences.utils.combos import Trial
 from lm_human_preferences.utils.hyperparams import group_class, members, value_of
 from lm_human_preferences.utils.streams import note
 
-_NAMES = {*registry.DATASETS, 'mock', 'test'}  # which are no paths, whatever is called like them
+_NAMES = {*registry.DATASETS, 'mock', 'test'}  # not paths, even where a file has such a name
+_RUNS = 'az://openaipublic/lm-human-preferences/runs'
+_PUBLISHED = ('sentiment', 'descriptiveness', 'cnndm', 'tldr')
+# Options of the policy that apply to a new reward model, unless it has its own
+_OF_BOTH = {'run.precision', 'run.gradient_checkpointing'}
+# Options of a new reward model that have no effect where its labels are collected while the policy
+# trains
+_OFFLINE = (
+    *('labels.num_train', 'labels.error', 'labels.without', 'labels.too_long'),
+    *('run.seed', 'run.save_dir', 'run.log_interval', 'run.save_interval', 'run.precision'),
+)
 
 
 def settable(hparam_class: type[hyperparams.HParams]) -> option_help.Fields:
@@ -90,19 +103,77 @@ def _absolute(path: str) -> str:
 
 def complete(
     reward_experiments: Mapping[str, Sequence[Trial]],
-    settings: dict[str, Any],
+    settings: Mapping[str, Any],
     hparams: policy_options.HParams,
-    experiment: str,
+    experiment: str | None,
 ) -> dict[str, Any]:
-    """Return completion.complete, once `hparams` has a reward model if one is asked for.
+    """Return settings of train_policy with what they imply; UserError if they are contradictory.
 
-    It is trained as the experiment of train_reward of the same name trains it.
+    Where they ask for a new reward model and `hparams` has none, it is that of the same experiment
+    of train_reward. experiment: None for a run that is resumed.
     """
-    has_none = hparams.new_reward_model is None
-    if has_none and completion.trains_new_model(settings, hparams):
-        of_reward = bindings(reward_experiments, experiment, 'train_reward')
-        completion.switch_on_new_model(hparams, of_reward)
-    return completion.complete(settings, hparams, experiment)
+    settings = dict(settings)
+    if _is_on(settings, NEW, hparams.new_reward_model):
+        if hparams.new_reward_model is None and experiment is not None:
+            binds = bindings(reward_experiments, experiment, 'train_reward')
+            _switch_on_new_model(hparams, binds)
+        collects_labels = _is_on(settings, 'rewards.online', hparams.rewards.online)
+        if collects_labels:
+            _refuse_what_has_no_effect(settings)
+        _share_task(settings)
+        for key in _OF_BOTH & settings.keys():
+            settings.setdefault(f'{NEW}.{key}', settings[key])
+        new_model = hparams.new_reward_model
+        has_source = new_model is not None and new_model.labels.source is not None
+        if not has_source and collects_labels:
+            settings.setdefault(f'{NEW}.labels.source', COLLECTED)
+    elif (
+        not any(key.startswith(f'{NEW}.') for key in settings)
+        and not settings.get('rewards.trained_model', hparams.rewards.trained_model)
+        and not settings.get('rewards.function')
+        and experiment in _PUBLISHED
+    ):
+        settings['rewards.trained_model'] = f'{_RUNS}/{experiment}/reward_model'
+        note(
+            'note: no --rewards.trained_model given: using the published one,'
+            f' {settings["rewards.trained_model"]}'
+        )
+    return settings
+
+
+def _switch_on_new_model(hparams: policy_options.HParams, of_reward: Mapping[str, Any]) -> None:
+    """Have a policy train a reward model for its task, otherwise with settings of train_reward."""
+    settings = {f'{NEW}.{key}': value for key, value in of_reward.items()}
+    hparams.override_from_dict({NEW: 'on', **settings})
+    assert hparams.new_reward_model is not None
+    hparams.new_reward_model.task = copy.deepcopy(hparams.task)
+
+
+def _is_on(settings: Mapping[str, Any], group: str, before: object) -> bool:
+    """Return whether an optional group is on after `settings`."""
+    named = any(key.startswith(f'{group}.') for key in settings)
+    default = 'on' if named or before else 'off'
+    return settings.get(group, default) == 'on'
+
+
+def _refuse_what_has_no_effect(settings: Mapping[str, Any]) -> None:
+    """Raise UserError for an option without effect while labels are collected."""
+    for name in _OFFLINE:
+        if settings.get(f'{NEW}.{name}') is not None:  # None asks for nothing
+            raise UserError(f'--{NEW}.{name} has no effect with --rewards.online: leave it out')
+
+
+def _share_task(settings: dict[str, Any]) -> None:
+    """Set each option of the task for policy and reward model alike; UserError if two differ."""
+    for key, value in list(settings.items()):
+        if 'task.' not in key:
+            continue
+        twin = f'{NEW}.{key}' if key.startswith('task.') else key.removeprefix(f'{NEW}.')
+        if settings.setdefault(twin, value) != value:
+            raise UserError(
+                f'--{key} {value} and --{twin} {settings[twin]} differ, but a policy and its reward'
+                ' model share one task: give only one of them'
+            )
 
 
 def with_end_of_response(settings: Mapping[str, Any], task: TaskHParams) -> dict[str, Any]:

@@ -160,6 +160,9 @@ def encoded_query(name: str, text: str, task: lm_tasks.TaskHParams, encoder: Enc
     """Encode a query, padded to `query_length`. name: for errors."""
     try:
         tokens = tokenisers.text_encoder(encoder, task.special_tokens).encode(text)
+        contexts = lm_tasks.contexts_of(task, encoder)
+        if contexts is not None and len(tokens) <= task.query_length:
+            contexts.contexts([tokens])
     except (UnicodeEncodeError, UserError) as e:  # JSON can hold half a character
         raise UserError(f'{name}: {e}') from e
     if len(tokens) > task.query_length:
@@ -167,9 +170,6 @@ def encoded_query(name: str, text: str, task: lm_tasks.TaskHParams, encoder: Enc
             f'{name} has {len(tokens)} tokens, but the queries here have at most '
             f'{task.query_length} (--task.query_length): shorten it'
         )
-    chat = lm_tasks.chat_template(task, encoder)
-    if chat is not None and chat.problem(tokens, tokens):
-        raise UserError(f'{name} is too long for the chat template, or refused by it')
     if not tokens and not task.query_prefix and not task.query_suffix:
         raise UserError(f'{name} is empty: the model needs at least one token to continue')
     return tokens + [encoder.padding_token] * (task.query_length - len(tokens))

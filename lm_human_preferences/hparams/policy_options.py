@@ -161,7 +161,11 @@ class HParams(hyperparams.HParams):
     def problems(self) -> Iterator[tuple[object, str]]:
         """Check the minibatches, and that labels can be collected as the options say."""
         parts = self.ppo.nminibatches
-        yield from self._problems_of_tasks()
+        new_model = self.rewards.train_new_model
+        yield (
+            new_model is not None and new_model.task != self.task,
+            '{task} and {rewards.train_new_model.task} must be the same',
+        )
         yield from self._problems_of_kl_control()
         self._check_shares({})
         if self.ppo.micro_batch_size is not None:
@@ -174,7 +178,7 @@ class HParams(hyperparams.HParams):
             '{ppo.nminibatches=} of {ppo.batch_size=} with {task.response_length=}: use fewer, as a'
             ' minibatch of one token teaches nothing',
         )
-        online, new_model = self.rewards.online, self.rewards.train_new_model
+        online = self.rewards.online
         is_asking_people = online is not None and online.asks_people
         serves_nobody = self.run.serve is not None and not is_asking_people
         yield serves_nobody, '{run.serve} needs {rewards.online} with the source people'
@@ -194,20 +198,6 @@ class HParams(hyperparams.HParams):
         )
         is_nowhere = is_asking_people and self.run.save_dir is None
         yield is_nowhere, '{rewards.online.source=} needs a folder, so not --save_dir None'
-
-    def _problems_of_tasks(self) -> Iterator[tuple[object, str]]:
-        """Check that a policy and its new reward model have the same task."""
-        if self.rewards.train_new_model is None:
-            return
-        own = hyperparams.leaves(self.task)
-        of_reward = hyperparams.leaves(self.rewards.train_new_model.task)
-        for name in own | of_reward:
-            value, other = own.get(name, 'off'), of_reward.get(name, 'off')
-            yield (
-                value != other,
-                f'{{task.{name}}} and {{rewards.train_new_model.task.{name}}} must be the same:'
-                f' {value} != {other}',
-            )
 
     def _problems_of_kl_control(self) -> Iterator[tuple[object, str]]:
         """Check that a coefficient above 0 stays above 0 when it adapts."""

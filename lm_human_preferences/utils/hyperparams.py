@@ -284,11 +284,6 @@ def settings(hparams: HParams, prefix: str = '') -> Iterator[tuple[str, dataclas
             yield from settings(value, f'{name}.')
 
 
-def leaves(hparams: HParams) -> dict[str, Any]:
-    """Return {dotted name: value} of all settings whose groups are on."""
-    return {name: value for name, f, value in settings(hparams) if group_class(f.type) is None}
-
-
 def value_of(hparams: Any, key: str) -> Any:
     """Return the value of a dotted name; None where a group before it is off."""
     for part in key.split('.'):

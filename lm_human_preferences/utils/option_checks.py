@@ -47,23 +47,10 @@ def check_accepted(name: str, marks: Mapping[str, Any], value: Any) -> None:
         raise ValueError(f'{name} must be a number of at most 64 bits, its sign included')
     if isinstance(value, float) and not abs(value) <= MAX_FLOAT:  # NaN fails this too
         raise ValueError(f'{name} must be a finite number, got {value}')
-    if isinstance(value, (int, float)):
-        _check_range(name, marks, value)
+    for limit, is_within in _LIMITS.items():
+        bound = marks.get(limit)
+        if bound is not None and isinstance(value, (int, float)) and not is_within(value, bound):
+            raise ValueError(f'{name} must be {limit.replace("_", " ")} {bound}, got {value}')
     choices = marks.get('one_of')
     if choices and value is not None and value not in choices:
         raise ValueError(f'{name} {value} is none of {", ".join(choices)}')
-
-
-def _check_range(name: str, limits: Mapping[str, Any], value: float) -> None:
-    accepted = {}
-    is_in_range = True
-    for kind, is_within in _LIMITS.items():
-        limit = limits.get(kind)
-        if limit is not None:
-            accepted[kind] = f'{kind.replace("_", " ")} {limit}'
-            is_in_range = is_in_range and is_within(value, limit)
-    words = ' and '.join(accepted.values())
-    if accepted.keys() == {'at_least', 'at_most'}:
-        words = f'from {limits["at_least"]} to {limits["at_most"]}'
-    if not is_in_range:
-        raise ValueError(f'{name} must be {words}, got {value}')

@@ -127,7 +127,7 @@ def test_what_would_fail(words, message, tmp_path):
 @pytest.mark.parametrize(
     'words, range_',
     [
-        ('--ppo.gamma 5', 'from 0 to 1'),
+        ('--ppo.gamma 5', 'at most 1'),
         ('--task.truncate_token 999999', '0 to 26'),
         ('--task.truncate_after 4 --task.truncate_token 5', 'below --task.response_length 4'),
         ('--task.response_length 600', 'are 603, more than the 8 of --task.policy.initial_model'),

@@ -199,7 +199,7 @@ def test_every_option_that_is_named_exists(page):
         for cli in (launch.cli, sample.cli)
         for command in cli.commands.values()
         for key in command.fields
-    } | {*program.HELP, program.HELP_ALL, '--version', *OTHER_TOOLS}
+    } | {*program.HELP, '--version', *OTHER_TOOLS}
     groups = {name.rpartition('.')[0] for name in known}
     words = re.findall(r'(?<![\w-])--[a-z][\w.=-]*', '\n'.join(code(PAGES[page])))
     named = {word.partition('=')[0].removesuffix('.NAME').removesuffix('.') for word in words}

@@ -8,6 +8,7 @@ import torch
 from tiny_tokenisers import END, write_byte_level, write_sentencepiece
 
 from lm_human_preferences import lm_tasks
+from lm_human_preferences.commands.sample_policy import encoded_query
 from lm_human_preferences.datasets import jsonl, messages
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings, tokenisers
@@ -134,6 +135,9 @@ def test_a_message_of_which_the_template_leaves_a_part_out_is_left_out(tmp_path)
     assert problem('a', 'the</think>dog', 'b') == 'refused'
     assert problem('a dog', 'a dog</think>', 'b') == 'refused'  # though a message like it is shown
     assert problem(' a dog\n', 'a dog', 'b ') is None
+    told = 'line 1: --task.chat: the chat template of the model does not show a message as it is: '
+    with pytest.raises(UserError, match=f"^{told}'the</think>dog'"):
+        encoded_query('line 1', 'the</think>dog', task(), encoder)
 
 
 def test_prefix_and_suffix_belong_to_the_message(tmp_path):

@@ -296,7 +296,7 @@ def test_each_member_is_retrained(tmp_path):
         ('--rewards.trained_model {} --rewards.ensemble 4', '{}/reward_model_3 is missing'),
         ('--rewards.trained_model test --rewards.ensemble 2', 'test is none'),
         ('--rewards.trained_model {} --rewards.pessimism 1', '{} is no head on hidden states'),
-        ('--rewards.trained_model {} --rewards.ensemble 101', 'must be from 1 to 100, got 101'),
+        ('--rewards.trained_model {} --rewards.ensemble 101', 'must be at most 100, got 101'),
     ],
 )
 def test_members_that_are_not_there(trained, tmp_path, settings, text):
@@ -316,7 +316,7 @@ def test_a_run_whose_members_are_damaged(trained, tmp_path):
     record = run / 'run.json'
     record.write_text(record.read_text().replace('"ensemble": 3', '"ensemble": 1000000000'))
     error = error_of(invoke(f'score {run} {texts}'))
-    assert error.startswith(str(record)) and '--ensemble must be from 1 to 100' in error
+    assert error.startswith(str(record)) and '--ensemble must be at most 100' in error
 
 
 def test_seeds_of_members_are_far_apart():

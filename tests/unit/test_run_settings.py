@@ -71,7 +71,7 @@ def test_a_policy_and_its_reward_model_have_one_task():
     hparams = resolved('train_policy', 'test')
     hparams.validate()
     hparams.rewards.train_new_model.task.query_length += 1
-    told = '--task.query_length and --rewards.train_new_model.task.query_length must be the same'
+    told = '--task and --rewards.train_new_model.task must be the same'
     with pytest.raises(ValueError, match=told):
         hparams.validate()
 
