@@ -58,12 +58,8 @@ def require(module: str) -> None:
 
 def missing(module: str) -> str:
     """Return a line for the user about a package that this Python lacks."""
-    environment = os.path.relpath(_ROOT / '.venv')
-    python = os.path.join(environment, 'bin', 'python')
-    reason = f'{sys.executable} has no module {module!r}'
-    if not os.path.exists(python) or os.path.realpath(sys.prefix) == os.path.realpath(environment):
-        return f'{reason}: `sh tools/setup.sh` installs what this program needs into .venv'
+    environment = shlex.quote(os.path.relpath(_ROOT / '.venv'))
     return (
-        f'{reason}: type `{python} {shlex.join(sys.argv)}`, or `. {environment}/bin/activate` once'
-        ' in this shell'
+        f'{sys.executable} has no module {module!r}: `sh tools/setup.sh` installs what this program'
+        f' needs into .venv, and `. {environment}/bin/activate` makes this shell use it'
     )

@@ -104,31 +104,27 @@ class RewardHParams(hyperparams.HParams):
         if self.function is not None:
             yield trained, '{function} and {trained_model=} are two rewards: give one of them'
             yield new, '{function} is a reward of its own: give {train_new_model} off'
-            yield self.class_name, '{class_name=}: {function=} has no classes'
             is_function = _IS_FUNCTION.fullmatch(self.function)
             yield not is_function, '{function=}: give FILE.py:FUNCTION, as my_reward.py:score'
-            return
-        where = '{trained_model} DIRECTORY'
         yield (
-            trained is None and new is None,
-            f'no reward: give {where}, {{function}} FILE.py:FUNCTION, or {{train_new_model}} on',
+            known is None and new is None,
+            'no reward: give {trained_model} DIRECTORY, {function} FILE.py:FUNCTION, or'
+            ' {train_new_model} on',
         )
         yield (
             self.class_name and trained is None,
-            f'{{class_name=}} is of a classifier: give {where}',
+            '{class_name=} is the class of a classifier: give {trained_model} DIRECTORY',
         )
         is_function = _IS_FUNCTION.fullmatch(trained or '')
         yield is_function, '{trained_model=} is a function of your own: give it as {function}'
-        yield (
-            trained is not None and new is not None and not self._trained_here(),
-            '{trained_model=} is not used while a new model is trained: add {train_new_model} off',
-        )
-
-    def _trained_here(self) -> bool:
-        """Return whether trained_model is what train_new_model writes: the run is finished."""
-        assert self.train_new_model is not None
-        run_dir = self.train_new_model.run.save_dir
-        return run_dir is not None and self.trained_model == storage.join(run_dir, 'reward_model')
+        if trained is not None and new is not None:
+            # A run that is finished records its own reward model.
+            run_dir = new.run.save_dir
+            yield (
+                run_dir is None or trained != storage.join(run_dir, 'reward_model'),
+                '{trained_model=} is not used while a new model is trained: add {train_new_model}'
+                ' off',
+            )
 
 
 @dataclass
@@ -173,11 +169,6 @@ class HParams(hyperparams.HParams):
             check_multiple(self.ppo.micro_batch_size, '--ppo.micro_batch_size', same)
         problem = self._too_few_to_whiten(f'{parts} minibatches', parts)
         yield problem, f'{problem}, or {{ppo.whiten_rewards}} false'
-        yield (
-            self.ppo.batch_size == parts and self.task.response_length == 1,
-            '{ppo.nminibatches=} of {ppo.batch_size=} with {task.response_length=}: use fewer, as a'
-            ' minibatch of one token teaches nothing',
-        )
         online = self.rewards.online
         is_asking_people = online is not None and online.asks_people
         serves_nobody = self.run.serve is not None and not is_asking_people
@@ -204,10 +195,8 @@ class HParams(hyperparams.HParams):
         adaptive, size = self.rewards.adaptive_kl, self.ppo.batch_size
         if adaptive is None or self.rewards.kl_coef == 0:
             return
-        # A run of a single step adapts nothing, and the original accepts it.
-        is_used = self.ppo.nupdates > 1 or adaptive.horizon != AdaptiveKLParams.horizon
         yield (
-            is_used and adaptive.horizon <= MOST_KL_ERROR * size,
+            adaptive.horizon <= MOST_KL_ERROR * size,
             '{rewards.adaptive_kl.horizon=} with {ppo.batch_size=}: use a horizon above'
             f' {floor(MOST_KL_ERROR * size)}, or smaller batches',
         )

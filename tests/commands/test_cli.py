@@ -216,8 +216,6 @@ train_policy sentiment nm --rewards.adaptive_kl.horizon 100
     use a horizon above 102, or smaller batches
 train_policy test nm --ppo.batch_size 32 --ppo.total_episodes 32 --rewards.adaptive_kl.horizon 1
     use a horizon above 6, or smaller batches
-train_policy test nm --ppo.whiten_rewards false --ppo.nminibatches 64 --task.response_length 1
-    --ppo.nminibatches 64 of --ppo.batch_size 64 with --task.response_length 1
 train_reward test nm --normalize_samples 1 --rollout_batch_size 1
     --normalize_samples 1 with --rollout_batch_size 1
 train_policy test nm --rewards.online.labels 16

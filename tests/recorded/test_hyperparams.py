@@ -60,6 +60,8 @@ def _override(hparams, method, argument):
         nested = json.loads(argument) if method == 'parse_json' else argument
         hparams.override_from_nested_dict(nested)
         return
+    if method == 'override_from_str':
+        method, argument = 'override_from_str_dict', dict(_settings((method, argument)))
     if method == 'override_from_str_dict':
         method = 'override_from_dict'
         argument = {
@@ -327,7 +329,7 @@ def test_a_class_of_a_fork_checks_itself_as_in_the_original():
             assert self.factor, f'{prefix}factor'
 
     scaling = Scaling()
-    scaling.override_from_str('factor=0.5')
+    scaling.override_from_dict({'factor': 0.5})
     scaling.validate()
     scaling.factor = 'x'
     with pytest.raises(TypeError, match='--ppo.factor must be a number'):

@@ -22,7 +22,6 @@ def environment(tmp_path, monkeypatch):
     (folder / 'python3').touch(0o755)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, 'executable', str(folder / 'python3'))
-    monkeypatch.setattr(sys, 'prefix', str(folder.parent))
     return folder
 
 
@@ -68,15 +67,7 @@ def test_a_python_without_torch_ends_in_one_line(environment, monkeypatch):
 
     monkeypatch.setattr(jobs, 'start_job', start)
     monkeypatch.setattr(shell, '_ROOT', environment.parents[1])
-    monkeypatch.setattr(sys, 'argv', ['./launch.py', 'evaluate', 'a run'])
     told = f"{sys.executable} has no module 'torch': "
-    installs = f'{told}`sh tools/setup.sh` installs what this program needs into .venv'
-    assert error_of(invoke('train_reward mock_sentiment a')) == installs
-    (environment / 'python').touch(0o755)
-    assert error_of(invoke('train_reward mock_sentiment a')) == installs  # this is that Python
-    monkeypatch.setattr(sys, 'prefix', '/usr')
-    (environment / 'python').unlink()
-    assert error_of(invoke('train_reward mock_sentiment a')) == installs
-    (environment / 'python').touch(0o755)
-    typed = f"{told}type `.venv/bin/python ./launch.py evaluate 'a run'`, or `. .venv/bin/activate`"
-    assert error_of(invoke('train_reward mock_sentiment a')).startswith(typed)
+    installs = f'{told}`sh tools/setup.sh` installs what this program needs into .venv, and'
+    uses = '`. .venv/bin/activate` makes this shell use it'
+    assert error_of(invoke('train_reward mock_sentiment a')) == f'{installs} {uses}'
