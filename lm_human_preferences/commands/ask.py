@@ -271,12 +271,11 @@ def _ask_sampled(
 ) -> int:
     """Add questions of a kind until there are enough, or nothing new; return their number."""
     count = options.count
-    names = sampler.share(list(sampler.policies))
     weights = {name: policy.digest() for name, policy in sampler.policies.items()}
     header = {
         'kind': kind,
-        'policies': names,
-        'weights': [weights[name] for name in names],
+        'policies': sampler.names,
+        'weights': [weights[name] for name in sampler.names],
         'part': PARTS[kind],
     }
     added = idle = 0
@@ -286,7 +285,7 @@ def _ask_sampled(
             seen = set(writer.folder.questions)
             there = writer.folder.count(kind)
             questions, headers = [], []
-            for query, tokens in sampler.new_questions(batch, names, seen):
+            for query, tokens in sampler.new_questions(batch, seen):
                 people = _labellers(options, there + len(questions))
                 headers.append({**header, 'labellers': people, 'texts_read': query.texts_read})
                 questions.append(tokens)

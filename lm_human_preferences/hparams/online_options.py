@@ -56,13 +56,6 @@ class Schedule:
         """Return the steps before which the reward model is trained, the first of which is 0."""
         return [step for step in range(self.steps) if self.is_trained_at(step)]
 
-    def next_training(self, step: int) -> tuple[int, int] | None:
-        """Return (the next step before which it is trained, labels by then); None for none."""
-        for later in range(step + 1, self.steps):
-            if self.is_trained_at(later):
-                return later, self.labels_at(later)
-        return None
-
 
 @dataclass
 class ServeHParams(WebHParams):

@@ -72,8 +72,9 @@ class Collection(Hook):
         self._wait(step)
         if self.schedule.is_trained_at(step):
             self._train(step)
-        elif not self.retrainer.is_trained:
-            self._go_on(step)
+        elif not self.retrainer.is_trained:  # a resumed run, of whose head there is no checkpoint
+            last = max(each for each in self.schedule.training_steps() if each < step)
+            self.retrainer.train(self._labels_of(last)[0], last)
 
     @property
     def _on_rank_0(self) -> RunLabels:
@@ -117,12 +118,6 @@ class Collection(Hook):
             f' {self.schedule.labels_at(step)} labels are still missing; {how}'
         )
 
-    def _go_on(self, step: int) -> None:
-        """Restore, in a resumed run, the reward models that were in use before `step`."""
-        last = max(each for each in self.schedule.training_steps() if each < step)
-        labels, _ = self._labels_of(last)
-        self.retrainer.train(labels, last)
-
     def _labels_of(self, step: int) -> tuple[Labels, Labels | None]:
         """Return on all ranks what RunLabels.learn returns on rank 0."""
         return self.comm.on_rank_0(lambda: self._on_rank_0.learn(step))
@@ -135,13 +130,7 @@ class Collection(Hook):
         with memory.explain_oom(option):
             outcome = self.retrainer.train(labels, step)
         if self.labels is not None:
-            report = progress.Report(
-                batch=self.labels.decisions.batches[step],
-                loss=outcome.loss,
-                held_out=outcome.held_out,
-                previous=previous,
-                kl_coef=self.trainer.kl_ctl.value,
-            )
+            batch = self.labels.decisions.batches[step]
+            report = progress.Report(batch, outcome.loss, outcome.held_out, previous)
             self.trainer.logger.log(report.statistics(), step, tag_prefix=progress.TAG)
-            models, later = self.schedule.retrainings + 1, self.schedule.next_training(step)
-            announce(report.line(models, later))
+            announce(report.line(self.schedule.retrainings + 1))

@@ -20,32 +20,24 @@ class Report:
     loss: float
     held_out: Prediction | None
     previous: Prediction | None  # accuracy of the previous model on the labels since its training
-    kl_coef: float
 
     def statistics(self) -> dict[str, float]:
         """Return {name in TensorBoard, without TAG: number}."""
-        found, way = {}, 'held_out'
+        batch = self.batch
+        numbers = {'model': batch.model, 'wanted': batch.wanted, 'labels': batch.labels}
+        found: dict[str, float] = {**numbers, 'loss': self.loss}
         if self.held_out is not None:
-            found = self.held_out.statistics()
-            way = 'cross_validated' if self.held_out.is_cross_validated else way
-        numbers: dict[str, float | None] = {
-            'model': self.batch.model,
-            'wanted': self.batch.wanted,
-            'labels': self.batch.labels,
-            'loss': self.loss,
-            f'{way}_accuracy': found.get('accuracy'),
-            f'{way}_effective_labels': found.get('effective_labels'),
-            'own_accuracy': self.previous and self.previous.accuracy,
-            'kl_coef_before': self.kl_coef,
-        }
-        return {name: value for name, value in numbers.items() if value is not None}
+            way = 'cross_validated' if self.held_out.is_cross_validated else 'held_out'
+            measured = self.held_out.statistics()
+            for name in ('accuracy', 'effective_labels'):
+                if name in measured:
+                    found[f'{way}_{name}'] = measured[name]
+        if self.previous is not None and self.previous.accuracy is not None:
+            found['own_accuracy'] = self.previous.accuracy
+        return found
 
-    def line(self, models: int, later: tuple[int, int] | None) -> str:
-        """Return the line for the console.
-
-        models: number of trainings of the run. later: step and labels of the next training; None
-        after the last one.
-        """
+    def line(self, models: int) -> str:
+        """Return the line for the console. models: number of trainings of the run."""
         batch = self.batch
         parts = [f'{batch.labels} labels ({batch.wanted} wanted)', f'loss {self.loss:.3f}']
         if self.held_out is not None:
@@ -53,11 +45,6 @@ class Report:
             parts.append(f'{way}: {self.held_out}')
         if self.previous is not None:
             parts.append(f'the previous model on the new ones: {self.previous}')
-        parts.append(f'KL coef {self.kl_coef:.4g}')
-        if later is None:
-            parts.append('the last one')
-        else:
-            parts.append(f'next before step {later[0] + 1}, from {later[1]} labels')
         when = f'reward model {batch.model} of {models}, before step {batch.step + 1}'
         return f'{when}: {"; ".join(parts)}'
 

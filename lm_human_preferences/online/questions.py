@@ -11,7 +11,7 @@ from lm_human_preferences import lm_tasks
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.labels.answers import question_id
-from lm_human_preferences.labels.folder import TRAIN, QuestionWriter
+from lm_human_preferences.labels.folder import TRAIN, Question, QuestionWriter
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.policy import Policy
@@ -45,33 +45,34 @@ class Queries:
         self._sampler = lm_tasks.make_query_sampler(
             task, encoder=encoder, batch_size=1, mode=part, labels=labels
         )
-        self._unused: list[Query] = []
-        self._texts_read = 0
+        self._read: list[Query] = []
+        self._next = 0  # index in _read of the next query to take
 
     def seek(self, texts_read: int) -> None:
         """Continue after the query for which `texts_read` texts had been read."""
-        if texts_read != self._texts_read:
+        counts = [query.texts_read for query in self._read]
+        if texts_read in counts:
+            self._next = counts.index(texts_read) + 1
+        else:
             self._sampler.seek((texts_read, 0))
-            self._unused = []
-            self._texts_read = texts_read
+            self._read, self._next = [], 0
 
     def take(self, count: int) -> list[Query]:
         """Return the next `count` queries."""
-        while len(self._unused) < count:
+        self._read = self._read[self._next :]
+        while len(self._read) < count:
             tokens = self._sampler()['tokens'][0]
-            self._unused.append(Query(tokens, self._sampler.position[0]))
-        taken, self._unused = self._unused[:count], self._unused[count:]
-        self._texts_read = taken[-1].texts_read
-        return taken
-
-    def put_back(self, queries: list[Query], texts_read: int) -> None:
-        """Put back `queries`, the last ones taken. texts_read: number for the query before them."""
-        self._unused = queries + self._unused
-        self._texts_read = texts_read
+            self._read.append(Query(tokens, self._sampler.position[0]))
+        self._next = count
+        return self._read[:count]
 
 
 class QuestionSampler:
-    """Samples policies {name: policy}, and leaves out questions that are not worth asking."""
+    """Sampler of policies {name: policy}, each of which gives as many samples of a question.
+
+    names: policy of each sample. equal, known: questions left out, as all samples are equal or the
+    question is asked already.
+    """
 
     def __init__(
         self,
@@ -83,6 +84,8 @@ class QuestionSampler:
         self.policies = policies
         self.task = task
         self.fields = label_type.samples
+        times = len(self.fields) // len(policies)
+        self.names = [name for name in policies for _ in range(times)]
         self.micro_batch_size = micro_batch_size
         encoder = next(iter(policies.values())).encoder
         self.postprocess = lm_tasks.postprocess_fn_from_hparams(
@@ -90,16 +93,11 @@ class QuestionSampler:
         )
         self.equal = self.known = 0
 
-    def share(self, names: Sequence[str]) -> list[str]:
-        """Return the name of each sample's policy: `names` in turn, equally often."""
-        each = len(self.fields) // len(names)
-        return [name for name in names for _ in range(each)]
-
     def new_questions(
-        self, queries: Sequence[Query], names: Sequence[str], seen: set[str]
+        self, queries: Sequence[Query], seen: set[str]
     ) -> Iterator[tuple[Query, Tokens]]:
-        """Yield questions worth asking, and add them to `seen`. names: policy of each sample."""
-        for query, tokens in zip(queries, self._samples(queries, names), strict=True):
+        """Yield questions worth asking, and add their ids to `seen`."""
+        for query, tokens in zip(queries, self._samples(queries), strict=True):
             id = question_id(tokens)
             if are_equal([tokens[field] for field in self.fields]):
                 self.equal += 1
@@ -109,14 +107,14 @@ class QuestionSampler:
                 seen.add(id)
                 yield query, tokens
 
-    def _samples(self, queries: Sequence[Query], names: Sequence[str]) -> Iterator[Tokens]:
-        """Yield each query with a response of each named policy, as a reward model sees them."""
+    def _samples(self, queries: Sequence[Query]) -> Iterator[Tokens]:
+        """Yield each query with its responses, as a reward model sees them."""
         rows = torch.stack([query.tokens for query in queries])
+        times = len(self.fields) // len(self.policies)
         columns: list[torch.Tensor] = []  # one for each field: (queries, response_length)
-        for name in dict.fromkeys(names):
-            times = names.count(name)
+        for policy in self.policies.values():
             responses = map_micro_batches(
-                lambda part, policy=self.policies[name]: self._respond(policy, part),
+                lambda part, policy=policy: self._respond(policy, part),
                 self.micro_batch_size,
                 rows.repeat_interleave(times, 0),
             )
@@ -147,7 +145,8 @@ class QuestionSource:
     ) -> None:
         settings = phase.settings
         assert settings.rewards.online is not None
-        self.writer, self.online, self.seed = writer, settings.rewards.online, seed
+        self.writer, self.seed = writer, seed
+        self.at_once = settings.rewards.online.asked_at_once
         self.batch_size = settings.ppo.batch_size
         self.sampler = QuestionSampler(
             {POLICY: policy},
@@ -155,18 +154,28 @@ class QuestionSource:
             writer.folder.label_type,
             settings.ppo.micro_batch_size,
         )
-        self.names = self.sampler.share([POLICY])
         with random_stream(seed, 'queries of questions'):
             labels = phase.source.label_source()
             self.queries = Queries(settings.task, policy.encoder, PART, labels)
 
-    def ask(self, step: int, count: int) -> int:
-        """Ask until there are `count` questions before `step`; return the number of new ones."""
-        # Questions of `./launch.py ask` have no episode.
-        there = [each for each in self.writer.folder.questions.values() if each.episode is not None]
+    def _asked(self) -> list[Question]:
+        """Return the questions of the run; those of `./launch.py ask` have no episode."""
+        questions = self.writer.folder.questions.values()
+        return [question for question in questions if question.episode is not None]
+
+    def asked_until(self, step: int) -> int:
+        """Return the number of questions that were asked before `step`, and before earlier ones."""
+        episodes = [question.episode for question in self._asked()]
+        return sum(
+            episode is not None and episode <= step * self.batch_size for episode in episodes
+        )
+
+    def ask(self, step: int, count: int) -> bool:
+        """Ask until there are `count` questions before `step`; return whether any were missing."""
+        there = self._asked()
         lacking = count - len(there)
         if lacking <= 0:
-            return 0
+            return False
         episode = step * self.batch_size
         made_again = {question.id for question in there if question.episode == episode}
         before = [question for question in there if question.id not in made_again]
@@ -177,31 +186,27 @@ class QuestionSource:
         header = {
             'kind': TRAIN,
             'labellers': 1,
-            'policies': self.names,
+            'policies': self.sampler.names,
             'part': PART,
             'episode': episode,
         }
         added = new[len(made_again) :]
-        headers = [{**header, 'texts_read': texts_read} for _, texts_read in added]
-        self.writer.add([tokens for tokens, _ in added], headers)
-        return lacking
+        headers = [{**header, 'texts_read': query.texts_read} for query, _ in added]
+        self.writer.add([tokens for _, tokens in added], headers)
+        return True
 
-    def _new_questions(self, seen: set[str], count: int) -> list[tuple[Tokens, int]]:
-        """Return the next `count` questions not in `seen`, each with the number of texts read."""
-        found: list[tuple[Tokens, int]] = []
-        idle, at_once = 0, self.online.asked_at_once
+    def _new_questions(self, seen: set[str], count: int) -> list[tuple[Query, Tokens]]:
+        """Return the next `count` questions not in `seen`."""
+        found: list[tuple[Query, Tokens]] = []
+        idle = 0
         while idle < IDLE_BATCHES:
             # Whole batches, so that asking for one more does not change the questions before it.
-            queries = self.queries.take(at_once)
-            new = list(self.sampler.new_questions(queries, self.names, seen))
-            used = new[: count - len(found)]
-            found += [(tokens, query.texts_read) for query, tokens in used]
-            if len(found) == count:
-                last, _ = used[-1]
-                self.queries.put_back(queries[queries.index(last) + 1 :], last.texts_read)
-                return found
+            new = list(self.sampler.new_questions(self.queries.take(self.at_once), seen))
+            found += new
+            if len(found) >= count:
+                return found[:count]
             idle = 0 if new else idle + 1
         raise UserError(
-            f'there is nothing left to ask: {idle * at_once} queries in a row had equal'
+            f'there is nothing left to ask: {idle * self.at_once} queries in a row had equal'
             ' responses only, or were asked already; lower --ppo.lr or raise --rewards.kl_coef'
         )

@@ -74,22 +74,27 @@ class RunLabels:
 
     def ask(self, step: int) -> None:
         """Ask what is due before `step`, and have a simulated labeller answer."""
-        count = self.schedule.questions_at(step) + self.decisions.asked_again(step)
-        added = self.source.ask(step, count)
+        self._ask(step, replaced=self._replaced(step - 1) if step > 0 else 0)
+
+    def _ask(self, step: int, replaced: int) -> None:
+        """Ask until `replaced` skipped questions have been replaced; see ask."""
+        is_new = self.source.ask(step, self.schedule.questions_at(step) + replaced)
         is_first = self.answered == 0  # a kill may have left questions without an answer
-        if self.labeller is not None and (added or is_first):
+        if self.labeller is not None and (is_new or is_first):
             simulated.simulate(self.labeller, self.judge, error=self.online.error)
+
+    def _replaced(self, step: int) -> int:
+        """Return how many skipped questions had been replaced when `step` began."""
+        return self.source.asked_until(step) - self.schedule.questions_at(step)
 
     def missing(self, step: int) -> int:
         """Return the number of labels that `step` lacks; new questions replace skipped ones."""
         wanted = self.schedule.labels_at(step)
         if self.answered < wanted:
             self.folder.refresh()
-            self.answered, retired = count_answered(self.folder)
-            skipped = retired - self.decisions.asked_again(step)
-            if self.answered < wanted and skipped > 0:
-                self.decisions.record_asked_again(step, skipped)
-                self.ask(step)
+            self.answered, skipped = count_answered(self.folder)
+            if self.answered < wanted and skipped > self._replaced(step):
+                self._ask(step, replaced=skipped)
         return wanted - self.answered
 
     def report_waiting(self, step: int, missing: int) -> None:

@@ -91,10 +91,7 @@ def test_tensorboard_and_console_tell_of_each_model(live):
     steps = [0, *RETRAINED]
     assert [step for step, _ in events['online/loss']] == steps
     assert [step for step, _ in events['online/own_accuracy']] == [2, 4, 6]  # at 3 nobody was asked
-    coefs = dict(events['objective/kl_coef'])
-    assert events['online/kl_coef_before'] == [(step, coefs[step]) for step in steps]
-    said = (live.parent / 'said').read_text()
-    assert 'reward model 2 of 5, before step 3: ' in said and 'the last one' in said
+    assert 'reward model 2 of 5, before step 3: ' in (live.parent / 'said').read_text()
 
 
 def test_the_last_reward_model_is_saved_with_the_policy(live):
@@ -134,8 +131,8 @@ ALIKE = {
 }
 
 
-@pytest.fixture(scope='module')
-def one_by_one():
+@contextlib.contextmanager
+def asking_one_by_one():
     """Every question is answered before the next step, however many there are."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OnlineHParams, 'asked_at_once', 1)
@@ -143,10 +140,17 @@ def one_by_one():
         yield
 
 
+@pytest.fixture
+def one_by_one():
+    with asking_one_by_one():
+        yield
+
+
 @pytest.fixture(scope='module')
-def simulated(tmp_path_factory, one_by_one):
+def simulated(tmp_path_factory):
     directory = tmp_path_factory.mktemp('simulated') / 'run'
-    train(directory, **ALIKE, rewards__online__error=0.0)
+    with asking_one_by_one():
+        train(directory, **ALIKE, rewards__online__error=0.0)
     return directory
 
 
@@ -175,7 +179,9 @@ def same_texts(folder, shown):
     raise AssertionError(shown)
 
 
-def test_a_page_that_is_served_with_the_training(tmp_path, simulated, quick, monkeypatch):
+def test_a_page_that_is_served_with_the_training(
+    tmp_path, simulated, one_by_one, quick, monkeypatch
+):
     said = []
     monkeypatch.setattr(run_labels, 'announce', lambda *lines: said.extend(lines))
 
@@ -291,14 +297,8 @@ def test_skipped_questions_are_asked_anew_as_others(tmp_path, one_by_one, quick)
     settings['rewards__online__ties'] = True
     with meanwhile(skip_some, directory):
         train(directory, **{**ALIKE, **PEOPLE, **settings})
-    asked_again = [
-        (line['step'], line['asked_again'])
-        for line in lines_of(directory / 'labels/used.jsonl')
-        if 'asked_again' in line
-    ]
-    assert {step for step, _ in asked_again} == {0}
-    assert sum(count for _, count in asked_again) == 5
-    assert len(lines_of(directory / 'labels/questions.jsonl')) == 29
+    asked = [line['episode'] for line in lines_of(directory / 'labels/questions.jsonl')]
+    assert asked == [0] * 29
     assert models_of(directory)[0]['wanted'] == 24
     given = [line.get('best') for line in lines_of(directory / 'labels/answers/anna.jsonl')]
     assert 2 < given.count('tie') < 22  # which the reward model has learned from

@@ -44,11 +44,10 @@ def test_steps_of_the_measured_runs():
     assert 5000 in Schedule(0, 10, 19, 10_000).training_steps()  # exactly half of the episodes
 
 
-def test_models_and_what_comes_next():
+def test_the_models_of_a_short_run():
     schedule = Schedule(initial=10, labels=20, retrainings=1, steps=10)
     assert schedule.training_steps() == [0, 3]  # 10 (1 - sqrt(1/2)) = 2.93
     assert [schedule.models_at(step) for step in (0, 2, 3, 9)] == [1, 1, 2, 2]
-    assert [schedule.next_training(step) for step in (0, 2, 3)] == [(3, 16), (3, 16), None]
 
 
 def test_shares_of_the_labels():
