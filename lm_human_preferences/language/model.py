@@ -114,12 +114,12 @@ class Model(Network):
             )
         # Earlier blocks compute all positions, which the last one needs keys of.
         all_rows = rows if rows.read is None else replace(rows, read=None)
-        last = len(network.h) - 1
+        last = self.sizes.n_layer - 1
         with precision.autocast(x.device):
-            for i in range(len(network.h)):
+            for i, block in enumerate(network.h):
                 if kept is not None and i in kept.blocks:
                     kept.states[i] = unpadding.pad(x)
-                x = compute(i, x, rows if i == last else all_rows)
+                x = compute(i, block, x, rows if i == last else all_rows)
         if rows.cache is not None:
             rows.cache.length += tokens.shape[1]
         h = network.ln_f(x)
@@ -132,11 +132,10 @@ class Model(Network):
         """Return the embedding of tokens: see Network."""
         return self.transformer.wte.weight, None
 
-    def _block(self, i: int, x: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Compute block `i` of `x (tokens, n_embd)`, where it is wanted."""
-        block = self.transformer.h[i]
-        qkv = block.attn.c_attn(block.ln_1(x)).unflatten(1, (3, self.sizes.n_head, -1))
+    def _block(self, i: int, block: Any, x: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Compute `block`, the `i`-th one, of `x (tokens, n_embd)`, where it is wanted."""
+        attn, mlp = block.attn, block.mlp
+        qkv = attn.c_attn(block.ln_1(x)).unflatten(1, (3, self.sizes.n_head, -1))
         attended = rows.attend(i, *qkv.unbind(1))
-        x = rows.wanted(x) + block.attn.c_proj(attended)
-        inner = block.mlp.c_fc(block.ln_2(x), gelu=True)
-        return x + block.mlp.c_proj(inner)
+        x = rows.wanted(x) + attn.c_proj(attended)
+        return x + mlp.c_proj(mlp.c_fc(block.ln_2(x), gelu=True))
