@@ -69,36 +69,23 @@ def core_of_each(processors: Collection[int]) -> dict[int, str]:
     return cores
 
 
-def control_groups(
-    controller: str, cgroups: Path = CGROUPS, memberships: Path = MEMBERSHIPS
-) -> Iterator[Path]:
-    """Yield the folders of this process's control groups and their parents; none but on Linux."""
+def control_groups(cgroups: Path = CGROUPS, memberships: Path = MEMBERSHIPS) -> Iterator[Path]:
+    """Yield the folders of this process's control group (version 2) and of its parents."""
     lines = memberships.read_text(encoding='utf-8').splitlines() if memberships.exists() else []
     for line in lines:
-        _, controllers, path = line.split(':', 2)
-        mounts = []
-        if controllers == '':
-            mounts = [cgroups, cgroups / 'unified']
-        elif controller in controllers.split(','):
-            mounts = [cgroups / controller, cgroups / controllers]
-        for mount in mounts:
+        if line.startswith('0::'):
             # A container may see its own group as the root, and its path on the host as its name.
-            group = mount / path.lstrip('/')
-            yield from (each for each in (group, *group.parents) if each.is_relative_to(mount))
+            group = cgroups / line.removeprefix('0::').lstrip('/')
+            yield from (each for each in (group, *group.parents) if each.is_relative_to(cgroups))
 
 
 def cpu_quota(cgroups: Path = CGROUPS, memberships: Path = MEMBERSHIPS) -> float | None:
     """Return the processor quota of this container by all its groups; None: no limit."""
     quotas = []
-    for group in control_groups('cpu', cgroups, memberships):
+    for group in control_groups(cgroups, memberships):
         with contextlib.suppress(OSError, ValueError):  # such as 'max'
-            if (group / 'cpu.max').exists():
-                quota, period = (group / 'cpu.max').read_text(encoding='ascii').split()
-            else:
-                quota = (group / 'cpu.cfs_quota_us').read_text(encoding='ascii')
-                period = (group / 'cpu.cfs_period_us').read_text(encoding='ascii')
-            if int(quota) > 0:
-                quotas.append(int(quota) / int(period))
+            quota, period = (group / 'cpu.max').read_text(encoding='ascii').split()
+            quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
 
 

@@ -126,8 +126,7 @@ def available_on_host(proc: Path = Path('/proc'), cgroups: Path = Path('/sys/fs/
     available = re.search(r'MemAvailable: +(\d+)', meminfo)
     assert available is not None, 'meminfo has no MemAvailable'
     limits = [int(available[1]) << 10]
-    for folder in processors.control_groups('memory', cgroups, proc / 'self/cgroup'):
-        for name in ('memory.max', 'memory.limit_in_bytes'):
-            with contextlib.suppress(OSError, ValueError):  # such as 'max'
-                limits.append(int((folder / name).read_text(encoding='ascii')))
+    for group in processors.control_groups(cgroups, proc / 'self/cgroup'):
+        with contextlib.suppress(OSError, ValueError):  # such as 'max'
+            limits.append(int((group / 'memory.max').read_text(encoding='ascii')))
     return min(limits)

@@ -5,7 +5,6 @@ import torch
 
 from lm_human_preferences.machine import process, processors
 
-V1 = 'cpu/cpu.cfs_'  # as the files of version 1 of cgroups begin
 HYPERTHREADS = {processor: f'{processor % 4},{processor % 4 + 4}' for processor in range(8)}
 
 
@@ -14,11 +13,8 @@ HYPERTHREADS = {processor: f'{processor % 4},{processor % 4 + 4}' for processor 
     [
         pytest.param([range(8)], {}, None, 8, id='alone'),
         pytest.param([range(8)], HYPERTHREADS, None, 4, id='hyperthreads'),
-        pytest.param([{0, 4}], HYPERTHREADS, None, 1, id='bound to a core'),
         pytest.param([{0}, {4}], HYPERTHREADS, None, 1, id='bound to hyperthreads'),
-        pytest.param([{0, 1}, {2, 3}], {}, None, 2, id='two ranks, bound'),
         pytest.param([{0}] * 9, {}, None, 1, id='more ranks than processors'),
-        pytest.param([range(64)], {}, 4, 4, id='container'),
         pytest.param([range(2)], {}, 4, 2, id='container with more than there is'),
         pytest.param([range(64)] * 2, {}, 4, 2, id='ranks share their container'),
     ],
@@ -30,12 +26,9 @@ def test_threads_are_the_cores_of_a_share(affinities, core_of, quota, threads):
 @pytest.mark.parametrize(
     'memberships, files, quota',
     [
-        ('0::/', {'cpu.max': 'max 100000'}, None),
         ('0::/a/b', {'a/b/cpu.max': 'max 100000', 'a/cpu.max': '400000 100000'}, 4),
         ('0::/a', {'a/cpu.max': '400000 100000', 'cpu.max': '200000 100000'}, 2),
         ('0::/docker/1f', {'cpu.max': '300000 100000'}, 3),  # its name is the host's
-        ('5:cpu,cpuacct:/d\n0::/', {f'{V1}quota_us': '50000', f'{V1}period_us': '100000'}, 0.5),
-        ('1:cpu:/', {f'{V1}quota_us': '-1', f'{V1}period_us': '100000'}, None),
         ('0::/', {}, None),
     ],
 )
