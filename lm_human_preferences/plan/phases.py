@@ -78,16 +78,11 @@ class TrainReward:
         """Estimate the memory of a step on one of `ranks`, for networks of `sizes`."""
         settings, task = self.settings, self.settings.task
         responses = len(label_types.get(settings.labels.type).samples)
-        rows = exact_div(settings.batch_size, ranks)
         return MemoryEstimate(
             sizes,
             networks=len(self.networks.scopes),
             learning=len(self.networks.learning),
-            batches={
-                settings.option_name('batch_size'): rows,
-                settings.option_name('rollout_batch_size'): settings.rollout_batch_size // ranks,
-            },
-            rows=rows,
+            rows=exact_div(settings.batch_size, ranks),
             tokens=task.query_length + responses * task.response_length,
             predicted=0,
             micro_batch_size=settings.micro_batch_size,
@@ -143,7 +138,6 @@ class TrainPolicy:
     def memory(self, sizes: Sizes, ranks: int) -> MemoryEstimate:
         """Estimate the memory of a step on one of `ranks`, for networks of `sizes`."""
         task, ppo = self.settings.task, self.settings.ppo
-        rows = exact_div(ppo.batch_size, ranks)
         learning = len(self.networks.learning)
         if self.networks.retrained:
             learning += 1  # one at a time, while the policy keeps its moments
@@ -151,8 +145,7 @@ class TrainPolicy:
             sizes,
             networks=len(self.networks.scopes),
             learning=learning,
-            batches={'--ppo.batch_size': rows},
-            rows=rows // ppo.nminibatches,
+            rows=exact_div(ppo.batch_size, ranks) // ppo.nminibatches,
             # A query is computed once for the responses that are in one row.
             tokens=task.query_length / responses_in_a_row(ppo.samples_per_query)
             + task.response_length,

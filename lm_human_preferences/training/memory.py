@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from lm_human_preferences.training.model_sizes import Sizes
 
 FRAGMENTATION = 1.8  # factor on a micro-batch, which fragments a CPU's heap; measured: 1.1 to 1.9
-# Of a token of an episode: its id, log-probabilities, value, reward, advantage, return and so on.
-BYTES_OF_A_TOKEN = 48
 UNSURE = 1.25  # factor by which an estimate may be too high; benchmarks/memory.py measures it
 OUT_OF_MEMORY = re.compile(
     r"[^:]*out of memory.*|can't allocate memory.*|Unable to allocate.*"
@@ -34,7 +32,6 @@ class MemoryEstimate:
     sizes: Sizes
     networks: int  # number of networks of these sizes
     learning: int  # number of those that learn
-    batches: Mapping[str, int]  # {option: rows that a rank holds at a time because of it}
     rows: int  # rows of a backward pass without micro-batches
     tokens: float  # tokens of a row
     predicted: int  # tokens of a row whose logits are computed together
@@ -79,11 +76,6 @@ class MemoryEstimate:
             ' --run.gradient_checkpointing true take less, for the same gradients'
         )
 
-    def check_batches(self, free: int) -> None:
-        """Raise UserError if a batch alone exceeds `free` bytes: micro-batches would not help."""
-        for option, rows in self.batches.items():
-            check_fits(option, rows, round(self.tokens * BYTES_OF_A_TOKEN), free)
-
 
 def free_bytes(device: torch.device, ranks: int) -> int:
     """Return the free bytes on `device` for each of `ranks` ranks of this host."""
@@ -94,15 +86,6 @@ def free_bytes(device: torch.device, ranks: int) -> int:
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info()[0]
     return available_on_host() // ranks
-
-
-def check_fits(option: str, count: int, each: int, free: int) -> None:
-    """Raise UserError if `count` rows of `each` bytes exceed `free`; option: sets their number."""
-    if count * each > free:
-        raise UserError(
-            f'{option}: what {count} of them hold takes {count * each / 1e9:.0f} GB of memory on'
-            f' each rank, which has {free / 1e9:.0f} GB: use at most {free // each}'
-        )
 
 
 @contextlib.contextmanager

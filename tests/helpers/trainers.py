@@ -22,7 +22,6 @@ LARGE = memory.MemoryEstimate(
     sizes=model.HParams(n_vocab=50257, n_ctx=1024),
     networks=3,
     learning=1,
-    batches={'--ppo.batch_size': 512},
     rows=512,
     tokens=88,
     predicted=24,

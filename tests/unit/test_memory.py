@@ -135,12 +135,6 @@ def test_a_warning_is_given_where_a_training_surely_does_not_fit():
     )
 
 
-def test_a_batch_that_does_not_fit_at_all_is_refused():
-    LARGE.check_batches(512 * 88 * 48)
-    with pytest.raises(UserError, match='^--ppo.batch_size: .* use at most 511$'):
-        LARGE.check_batches(512 * 88 * 48 - 1)
-
-
 def meminfo_and_groups(folder, groups, files):
     """A /proc and a /sys/fs/cgroup."""
     proc, cgroups = folder / 'proc', folder / 'cgroup'
@@ -220,8 +214,7 @@ def test_what_a_step_works_on():
         resolved(command, 'descriptiveness') for command in ('train_policy', 'train_reward')
     )
     step = policy_phase(policy).memory(SIZES, ranks=8)
-    of_this_rank = {'--ppo.batch_size': 64}
-    assert step == replace(LARGE, sizes=SIZES, rows=64, batches=of_this_rank)
+    assert step == replace(LARGE, sizes=SIZES, rows=64)
     policy.ppo.samples_per_query, policy.ppo.nminibatches = 4, 2
     assert policy_phase(policy).memory(SIZES, 8) == replace(step, rows=32, tokens=64 / 4 + 24)
     assert reward_phase(reward).memory(SIZES, 8) == replace(
@@ -230,7 +223,6 @@ def test_what_a_step_works_on():
         rows=4,
         tokens=160,
         predicted=0,
-        batches={'--batch_size': 4, '--rollout_batch_size': 64},
         option='--micro_batch_size',
     )
 
