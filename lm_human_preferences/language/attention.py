@@ -1,5 +1,6 @@
 """Attention over rows with padding: masks, positions, and the cache of keys and values."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -205,13 +206,26 @@ class Unpadding:
         return places if self.indices is None else torch.searchsorted(self.indices, places)
 
 
+class BlockInputs:
+    """Inputs of some blocks, numbered from 0, at the columns of a forward pass that are read."""
+
+    def __init__(self, blocks: Iterable[int]) -> None:
+        self.blocks = tuple(blocks)
+        self.states: dict[int, torch.Tensor] = {}  # (batch * n, n_embd) each
+
+    def stacked(self) -> torch.Tensor:
+        """Return them as one tensor, (blocks, batch * n, n_embd)."""
+        return torch.stack([self.states[block] for block in self.blocks])
+
+
 @dataclass(frozen=True)
 class Rows:
     """Layout of a batch without padding, and which of its tokens attend to which.
 
-    bias: see attention_bias. is_causal: all that the bias does is to keep a token from those after
-    it and from padding. cache: of the tokens before. read: the only columns (batch, n) where
-    results are wanted, which have no meaning at padding; None: all.
+    bias: see attention_bias. is_causal: whether the bias only hides later tokens and padding.
+    cache: keys and values of the tokens before, or None. read: the only columns (batch, n) whose
+    outputs are read, which have no meaning at padding; None: all. kept: stores the inputs of its
+    blocks at `read`.
     """
 
     unpadding: Unpadding
@@ -219,6 +233,7 @@ class Rows:
     is_causal: bool = False
     cache: Any = None
     read: torch.Tensor | None = None
+    kept: BlockInputs | None = None
 
     def attend(
         self,

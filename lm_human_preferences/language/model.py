@@ -14,7 +14,7 @@ from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.language.attention import KVCache, Rows
 from lm_human_preferences.language.gpt2.sizes import HParams
 from lm_human_preferences.language.gpt2.tf_names import TensorFlowNames
-from lm_human_preferences.language.network import BlockInputs, Network
+from lm_human_preferences.language.network import Network
 from lm_human_preferences.training import precision
 
 
@@ -96,16 +96,9 @@ class Model(Network):
                 parameter.fill_(1.0 if re.fullmatch(r'ln_\w\.weight', kind) else 0.0)
         return super().initialize(names)
 
-    def outputs(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        rows: Rows,
-        kept: BlockInputs | None = None,
-    ) -> torch.Tensor:
+    def outputs(self, tokens: torch.Tensor, positions: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Compute outputs: see Network. The last layer computes only the wanted ones."""
-        network = self.transformer
-        unpadding = rows.unpadding
+        network, unpadding, kept = self.transformer, rows.unpadding, rows.kept
         x = network.wte(unpadding.unpad(tokens)) + network.wpe(unpadding.unpad(positions))
         compute = self._block
         if self.gradient_checkpointing and torch.is_grad_enabled():
@@ -118,7 +111,7 @@ class Model(Network):
         with precision.autocast(x.device):
             for i, block in enumerate(network.h):
                 if kept is not None and i in kept.blocks:
-                    kept.states[i] = unpadding.pad(x)
+                    kept.states[i] = rows.wanted(x)
                 x = compute(i, block, x, rows if i == last else all_rows)
         if rows.cache is not None:
             rows.cache.length += tokens.shape[1]

@@ -11,6 +11,7 @@ from torch import nn
 
 from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.language.attention import (
+    BlockInputs,
     Rows,
     Unpadding,
     attention_bias,
@@ -23,28 +24,6 @@ from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.core import MIN_TEMPERATURE, index_each
 
 HEADS = 'heads.'  # what the names of the scalar heads' parameters begin with
-
-
-class BlockInputs:
-    """Inputs of some blocks, numbered from 0, which a forward pass stores in `states`."""
-
-    def __init__(self, blocks: Iterable[int]) -> None:
-        self.blocks = tuple(blocks)
-        self.states: dict[int, torch.Tensor] = {}  # (batch, n, n_embd) each
-
-    def take(self, columns: torch.Tensor) -> None:
-        """Keep only the columns (batch, n) of each."""
-        for block, states in self.states.items():
-            self.states[block] = index_each(states, columns)
-
-    def reshape(self, *shape: int) -> None:
-        """Give each the leading dimensions `shape` in place of (batch, n)."""
-        for block, states in self.states.items():
-            self.states[block] = states.reshape(*shape, states.shape[-1])
-
-    def stacked(self) -> torch.Tensor:
-        """Return them as one tensor, (blocks, batch, n, n_embd)."""
-        return torch.stack([self.states[block] for block in self.blocks])
 
 
 class ScalarHead(nn.Module):
@@ -100,18 +79,11 @@ class Network(nn.Module, ABC):
         return {name: parameter for name, parameter in named if name not in self.shared}
 
     @abstractmethod
-    def outputs(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        rows: Rows,
-        kept: BlockInputs | None = None,
-    ) -> torch.Tensor:
+    def outputs(self, tokens: torch.Tensor, positions: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Compute the outputs of the last layer at `tokens (batch, length)`, or at `rows.read`.
 
         positions: (batch, length). rows: layout of the tokens that need to be computed; its cache,
-        made by `new_cache` or None, is extended. kept: stores the inputs of its blocks at all
-        columns.
+        made by `new_cache` or None, is extended.
         """
 
     @abstractmethod
@@ -184,11 +156,9 @@ class Network(nn.Module, ABC):
         if output_positions is not None:
             unpadding = Unpadding(tokens.shape, on_host[:, past:]).to(device)
             columns = columns[:, output_positions]
-            rows = Rows(unpadding, bias, is_causal=past == 0, cache=cache, read=columns)
-            h = self.outputs(tokens, positions, rows, kept)
-            if kept is not None:
-                kept.take(columns)
-            return h
+            is_causal = past == 0
+            rows = Rows(unpadding, bias, is_causal, cache, read=columns, kept=kept)
+            return self.outputs(tokens, positions, rows)
         # Padding is computed too: before the first token there is nothing to repeat.
         h = self.outputs(tokens, positions, Rows(Unpadding(tokens.shape), bias, cache=cache))
         return index_each(h, columns)
@@ -215,8 +185,7 @@ class Network(nn.Module, ABC):
         """Return outputs (batch, n, 1 + length, n_embd) at a prompt's end and each token behind it.
 
         prompt: (batch, prompt_length), computed once. completions: (batch, n, length); outputs at
-        their padding have no meaning. kept: stores the inputs of its blocks at the same places,
-        (batch, n * (1 + length), n_embd).
+        their padding have no meaning. kept: stores the inputs of its blocks at the same places.
         """
         rows = _behind_prompt(prompt, completions)
         start = prompt.shape[1]
@@ -243,8 +212,6 @@ class Network(nn.Module, ABC):
         if n > 1 and not self.takes_row_of(start + n * length):
             alone = [each.flatten(0, 1).unsqueeze(1) for each in (rows, columns)]
             h = self._in_one_row(alone[0], start, alone[1], padding_token, kept)
-            if kept is not None:
-                kept.reshape(batch, -1)
             return h.view(batch, n, *h.shape[2:])
         tokens, mask = self.mask_padding(rows, padding_token)
         self.check_positions(mask)
@@ -267,12 +234,8 @@ class Network(nn.Module, ABC):
         allowed = attention_mask(one_row(mask), len(segment_mask), segment_mask, all_real=all_real)
         bias = attention_bias(allowed, batch, self.attention_type)
         positions = one_row(positions_for(mask))
-        columns = columns.flatten(1)
-        layout = Rows(unpadding, bias, is_causal=n == 1, read=columns)
-        h = self.outputs(one_row(tokens), positions, layout, kept)
-        if kept is not None:
-            kept.take(columns)
-        return h.unflatten(1, (n, -1))
+        layout = Rows(unpadding, bias, is_causal=n == 1, read=columns.flatten(1), kept=kept)
+        return self.outputs(one_row(tokens), positions, layout).unflatten(1, (n, -1))
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         """Return language-model logits of `h (..., n_embd)`: `(..., n_vocab)`."""

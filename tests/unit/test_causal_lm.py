@@ -9,10 +9,11 @@ from tiny_causal_lms import N_VOCAB, save, tiny
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import trained_models
+from lm_human_preferences.language.attention import BlockInputs
 from lm_human_preferences.language.causal_lm import probe
 from lm_human_preferences.language.causal_lm.network import TransformersNetwork
 from lm_human_preferences.language.causal_lm.sizes import sizes_of
-from lm_human_preferences.language.network import BlockInputs, Network
+from lm_human_preferences.language.network import Network
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.language.weights import CAUSAL_LM
 
@@ -54,7 +55,7 @@ def test_responses_that_fill_a_row_beyond_the_window_are_as_if_alone(family):
         columns = torch.arange(7, 14)
         alone = network.hidden(row, None, None, columns, own)
         torch.testing.assert_close(together[:, number], alone, rtol=1e-4, atol=1e-5)
-        kept = states.states[1].unflatten(1, (16, 7))[:, number]
+        kept = states.states[1].unflatten(0, (16, 7))[number]
         torch.testing.assert_close(kept, own.states[1], rtol=1e-4, atol=1e-5)
 
 
@@ -136,7 +137,7 @@ def test_configs_that_are_refused(tmp_path, config, told):
 def wrong_cache(network):
     outputs = network.outputs
 
-    def forgetful(tokens, positions, rows, kept=None):
+    def forgetful(tokens, positions, rows):
         rows = replace(rows, bias=rows.bias[..., -tokens.shape[1] :], cache=None)
         return outputs(tokens, positions, rows)
 
@@ -147,10 +148,10 @@ def without_mask(network):
     """A token attends to everything before it, whatever it is given."""
     outputs = network.outputs
 
-    def open_to_all(tokens, positions, rows, *rest):
+    def open_to_all(tokens, positions, rows):
         bias = rows.bias
         everything = torch.ones_like(bias[0]).tril(bias.shape[2] - bias.shape[1])
-        return outputs(tokens, positions, replace(rows, bias=everything.unsqueeze(0)), *rest)
+        return outputs(tokens, positions, replace(rows, bias=everything.unsqueeze(0)))
 
     return open_to_all
 

@@ -8,10 +8,10 @@ from typing import Any, Self
 import torch
 
 from lm_human_preferences.checkpointing.names import VariableNames
-from lm_human_preferences.language.attention import KVCache, Rows
+from lm_human_preferences.language.attention import BlockInputs, KVCache, Rows
 from lm_human_preferences.language.causal_lm import rows as fast_pass
 from lm_human_preferences.language.causal_lm.sizes import blocks_of
-from lm_human_preferences.language.network import BlockInputs, Network
+from lm_human_preferences.language.network import Network
 from lm_human_preferences.language.weights import CAUSAL_LM
 from lm_human_preferences.training import precision
 from lm_human_preferences.training.model_sizes import Sizes
@@ -72,13 +72,7 @@ class TransformersNetwork(Network):
         """Change nothing: no training has dropout."""
         return self
 
-    def outputs(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        rows: Rows,
-        kept: BlockInputs | None = None,
-    ) -> torch.Tensor:
+    def outputs(self, tokens: torch.Tensor, positions: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Compute outputs: see Network. By rows, the last layer computes only what is read."""
         takes_rows = self._computes_by_rows()
         recomputes = self.gradient_checkpointing and torch.is_grad_enabled()
@@ -86,7 +80,7 @@ class TransformersNetwork(Network):
             # In transformers, `training` of a layer only means that it recomputes. Its parts, which
             # may have dropout, are never in training.
             layer.training = recomputes
-        model, cache = self.causal_lm.base_model, rows.cache
+        model, cache, kept = self.causal_lm.base_model, rows.cache, rows.kept
         leaves_out_unread = takes_rows and self.leaves_out_unread
         with precision.autocast(tokens.device), _noted(self.causal_lm, kept):
             if takes_rows:
@@ -102,9 +96,12 @@ class TransformersNetwork(Network):
                 ).last_hidden_state
         if cache is not None:
             cache.length += tokens.shape[1]
-        if kept is not None and takes_rows:
-            pad = rows.unpadding.pad
-            kept.states = {block: pad(h[0]) for block, h in kept.states.items()}
+        if kept is not None and rows.read is not None:
+            for block, states in kept.states.items():
+                if takes_rows:
+                    kept.states[block] = rows.wanted(states[0])
+                else:
+                    kept.states[block] = index_each(states, rows.read).flatten(0, 1)
         # In float32, like the logits and values that are computed from it.
         h = h.float()
         if rows.read is None or leaves_out_unread:
