@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,23 +37,26 @@ PANELS = (  # statistic, title, meaning of the dashed line
 )
 
 
-def training_chart(runs: Sequence[tuple[str, Run]]) -> Markup:
-    """Return the chart of rewards and KLs of runs (name, run); '' if none are logged."""
+def training_chart(runs: Mapping[str, Run]) -> Markup:
+    """Return the chart of rewards and KLs of runs, {name: run}; '' if none are logged."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    if not any(run.logged(tag) for _, run in runs for tag, *_ in PANELS):
+    if not any(run.logged(tag) for run in runs.values() for tag, *_ in PANELS):
         return Markup()
+    run, *others = runs.values()
+    aims = (None, None) if others else _aims(run)
     with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=(5.2, 3.9), layout='constrained')
         panels = figure.subplots(2, 1, sharex=True)
-        for axes, aim, (tag, title, dashed) in zip(panels, _aims(runs), PANELS, strict=True):
-            for (name, run), (colour, style) in zip(runs, LOOKS, strict=False):
+        for axes, aim, (tag, title, dashed) in zip(panels, aims, PANELS, strict=True):
+            for (name, run), (colour, style) in zip(runs.items(), LOOKS, strict=False):
                 values = run.logged(tag)
                 if values:
                     steps, means = _thinned(range(1, len(values) + 1)), _thinned(values)
                     axes.plot(steps, means, color=colour, linestyle=style, linewidth=1.4)
-                    axes.annotate(_label(name, runs), (steps[-1], means[-1]), va='center')
+                    label = name[:30].replace('$', r'\$') if others else ''  # no formula
+                    axes.annotate(f' {label}', (steps[-1], means[-1]), va='center')
             axes.set_title(title)
             if aim is not None:
                 axes.axhline(aim, color=MUTED, linestyle='--', linewidth=1)
@@ -70,18 +73,10 @@ def _thinned(values: Sequence[float]) -> np.ndarray:
     return np.array([group.mean() for group in groups])
 
 
-def _label(name: str, runs: Sequence[tuple[str, Run]]) -> str:
-    """Return the name of one of several runs, with `$` escaped: it would begin a formula."""
-    return ' ' + name[:30].replace('$', r'\$') if len(runs) > 1 else ''
-
-
-def _aims(runs: Sequence[tuple[str, Run]]) -> tuple[float | None, float | None]:
+def _aims(run: Run) -> tuple[float | None, float | None]:
     """Return the best possible reward at a policy's KL, and its target of the KL."""
-    (_, run), *others = runs
-    if others or run.policy is None:
-        return None, None
-    adaptive, points = run.policy.rewards.adaptive_kl, next(iter(run.rewards.values()), {})
-    best = points['policy'].get('frontier') if points else None
+    adaptive = None if run.policy is None else run.policy.rewards.adaptive_kl
+    best = next((points['policy'].get('frontier') for points in run.rewards.values()), None)
     return best, None if adaptive is None else adaptive.target
 
 

@@ -1,19 +1,69 @@
-"""Facts of a run as tables, for its report and its model card."""
+"""Facts of a run as tables, for its report and its model card. Words are constants."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from lm_human_preferences import label_types
 from lm_human_preferences.evaluation.report import margin
 from lm_human_preferences.labels.report.agreement import wilson_interval
-from lm_human_preferences.report import words
-from lm_human_preferences.report.label_facts import instructions
 from lm_human_preferences.report.run import DAMAGED, KNOWN, Run
-from lm_human_preferences.report.words import Table, number, of_all, percent, short
+from lm_human_preferences.report.texts import (
+    NOT_MEASURED,
+    NOT_RECORDED,
+    Text,
+    ends,
+    moment,
+    number,
+    of_all,
+    percent,
+    short,
+)
 
+Row = Sequence[str]
+TASKS = {
+    'sentiment': 'continue a passage of a book with positive sentiment',
+    'descriptiveness': 'continue a passage of a book with vivid description',
+    'cnndm': 'summarise a news article',
+    'tldr': 'summarise a text of Reddit',
+    'mock_sentiment': 'continue a film review as labellers like it',
+    'test': 'continue three letters, for tests',
+    'chat': 'answer in a chat',
+}
+MODELS = {
+    'test': 'test (a tiny network with random weights, for tests)',
+    'reviews': 'reviews (a tiny model of made-up reviews, for tests)',
+}
+OWN, UNSEEN = 'By the reward that it was trained on', 'The reward model, on labels it had not seen'
+JUDGES = {
+    'known reward': 'By the known reward, which it was to learn',
+    'judge': 'By the judge, another reward',
+}
+MIND = {  # {fact to mind: sentence after its numbers}
+    'simulated': 'A program answered, not people.',
+    'alone': 'A policy also exploits the errors of its reward.',
+    'missed': 'The target is missed, so a longer run would go on changing.',
+    'few': 'Fewer than 10: what the reward model gets right may be chance.',
+    'seen': 'of the evaluation were in the training, too.',
+    'unended': 'They were cut off where they were.',
+    'resumed': 'The steps stand under “How it was made”.',
+    'alarms': 'The steps stand under “How it was made”.',
+    'broken': 'These curves are left out.',
+    'unreadable': 'The facts in it are missing here.',
+}
+EXACT = 'Mean reward of a response. Exact: all {} responses to each of {} queries.'
+ESTIMATED = 'Mean reward of a response, from {} to each of {} queries. ±: 95 % interval.'
+MEANING = (
+    ' KL: how far the responses have moved from what the model before would write. Best possible:'
+    ' by the reward at the head of the column. Best of n samples of the model before: chosen by the'
+    ' reward that the run was trained on.'
+)
+LOGGED = (
+    'Mean score of the responses of the first and of the last step. How far the best one is was not'
+    ' measured.'
+)
 POINTS = {  # {row of an evaluation: (point of the results, number of the point)}
     'Before': ('base', 'reward'),
     'After': ('policy', 'reward'),
@@ -43,10 +93,27 @@ UNENDED = 0.2  # fraction of responses without an end that is worth a warning
 MOST_SAMPLES = 8
 
 
+class Table(NamedTuple):
+    """Table of a section; without columns, each row is a name and a value."""
+
+    columns: Sequence[str]
+    rows: Sequence[Row]
+    caption: str = ''
+
+    def __bool__(self) -> bool:
+        """Return whether the table has rows; an empty one is not shown."""
+        return bool(self.rows)
+
+
+def facts_table(facts: Mapping[str, str]) -> Table:
+    """Return a table of names and values, without those that are ''."""
+    return Table((), [(name, value) for name, value in facts.items() if value])
+
+
 def head(run: Run) -> list[str]:
     """Return the experiment, kind, state and length of a run."""
-    name = run.experiment or words.NOT_RECORDED
-    last = run.commands[-1] if run.commands else {'how': words.NOT_RECORDED}
+    name, last = run.training.get('experiment') or NOT_RECORDED, {'how': NOT_RECORDED}
+    last = run.commands[-1] if run.commands else last
     state = 'still training' if run.is_at_work else last.get('how', 'killed')
     kind, length = 'A reward model, from labels', []
     if run.policy is not None:
@@ -55,35 +122,27 @@ def head(run: Run) -> list[str]:
             kind = 'A policy, by a given reward'
         total = run.policy.ppo.nupdates * run.policy.ppo.batch_size
         length = [f'{run.last("elapsed/episodes") or 0:,.0f} of {total:,} responses']
-    return [
-        f'{name}: {words.TASKS[name]}' if name in words.TASKS else name,
-        kind,
-        f'{state} {words.moment(last.get("ended"))}'.strip(),
-        *length,
-    ]
+    task = f'{name}: {TASKS[name]}' if name in TASKS else name
+    return [task, kind, f'{state} {moment(last.get("ended"))}'.strip(), *length]
 
 
 def answer(run: Run) -> list[tuple[str, str, list[str]]]:
     """Return up to four (name, number, notes) that say how good a run is."""
-    found = []
-    scores, unseen, labels = run.logged('objective/score'), accuracy(run), run.trainer.labels
+    judges, labels, unseen = [], run.trainer.labels, accuracy(run)
     own, *others = run.rewards or ['']
-    for compared in run.comparisons[:1]:
-        notes = ['of the answers prefer it to', short(compared['other'])]
-        found.append(('By people', of_all(compared['wins'], compared['n']), notes))
-    for name in others[: 1 - len(found)]:
-        found.append((words.JUDGES.get(name, name), *_attained(run.rewards[name])))
-    if run.rewards:
-        found.append((words.OWN, *_attained(run.rewards[own])))
-    elif scores:
-        way = f'{number(scores[0])} → {number(scores[-1])}'
-        found.append((words.OWN, way, ['mean score of the first and of the last step']))
+    for each in run.comparisons:
+        notes = ['of the answers prefer it to', short(each['other'])]
+        judges.append(('By people', of_all(each['wins'], each['n']), notes))
+    for name in others:
+        judges.append((JUDGES.get(name, name), *_attained(run.rewards[name])))
+    found = judges[:1]
+    if own:
+        found.append((OWN, *_attained(run.rewards[own])))
     if unseen is not None:
-        found.append((words.UNSEEN, unseen['measured'], [f'right; by chance {unseen["chance"]}']))
+        measured, _, chance = unseen
+        found.append((UNSEEN, measured, [f'right; by chance {chance}']))
     if labels:
-        notes = []
-        if 'simulated' in labels:
-            notes = [f'{number(labels["simulated"])} of {number(labels.get("found"))} simulated']
+        notes = [f'{number(labels.get("simulated"))} of {number(labels.get("found"))} simulated']
         found.append(('Labels learned from', number(labels.get('learned_from')), notes))
     return found
 
@@ -101,58 +160,54 @@ def _attained(points: Mapping[str, Any]) -> tuple[str, list[str]]:
 def mind(run: Run) -> list[tuple[str, str]]:
     """Return warnings for the reader: (numbers, constant sentence)."""
     labels, results, log = run.trainer.labels, run.evaluation, run.logs[0]
-    queries, seen = labels.get('held_out_queries') or 0, results.get('queries_trained_on')
+    simulated, queries = labels.get('simulated'), labels.get('held_out_queries')
+    seen, all_queries = results.get('queries_trained_on'), number(results.get('queries'))
     kl, ended = run.last('objective/kl'), run.last('responses/ended')
-    unended = 0 if ended is None else 1 - ended
     adaptive = None if run.policy is None else run.policy.rewards.adaptive_kl
-    found = []
-    if labels.get('simulated'):
-        numbers = f'{number(labels["simulated"])} of {number(labels.get("found"))}'
-        found.append((f'{numbers} labels are simulated.', 'A program answered, not people.'))
+    found = {}
+    if simulated:
+        of_found = f'{number(simulated)} of {number(labels.get("found"))}'
+        found['simulated'] = f'{of_found} labels are simulated.'
     if run.policy is not None and not run.comparisons and len(run.rewards) < 2:
-        sentence = 'A policy also exploits the errors of its reward.'
-        found.append(('Judged by its own reward alone.', sentence))
+        found['alone'] = 'Judged by its own reward alone.'
     if adaptive is not None and kl and abs(kl / adaptive.target - 1) > MISSED:
-        sentence = 'The target is missed, so a longer run would go on changing.'
-        found.append((f'KL {number(kl)}, target {number(adaptive.target)}.', sentence))
-    if 0 < queries < FEW_QUERIES:
-        sentence = 'Fewer than 10: what the reward model gets right may be chance.'
-        found.append((f'{queries} held-out queries.', sentence))
+        found['missed'] = f'KL {number(kl)}, target {number(adaptive.target)}.'
+    if queries and queries < FEW_QUERIES:
+        found['few'] = f'{queries} held-out queries.'
     if seen:
-        sentence = 'of the evaluation were in the training, too.'
-        found.append((f'{number(seen)} of {number(results.get("queries"))} queries', sentence))
-    if unended >= UNENDED:
-        sentence = 'They were cut off where they were.'
-        found.append((f'{percent(unended)} of the last responses have no end.', sentence))
-    for name, events in (('Resumed', log.resumed), ('Alarms', log.alarms)):
-        if events:
-            found.append((f'{name}: {len(events)}.', 'The steps stand under “How it was made”.'))
+        found['seen'] = f'{number(seen)} of {all_queries} queries'
+    if ended is not None and 1 - ended >= UNENDED:
+        found['unended'] = f'{percent(1 - ended)} of the last responses have no end.'
+    if log.resumed:
+        found['resumed'] = f'Resumed: {len(log.resumed)}.'
+    if log.alarms:
+        found['alarms'] = f'Alarms: {len(log.alarms)}.'
     if log.broken:
-        broken = ', '.join(sorted(log.broken))
-        found.append((f'NaN or infinity at the end: {broken}.', 'These curves are left out.'))
+        found['broken'] = f'NaN or infinity at the end: {", ".join(sorted(log.broken))}.'
     if run.unreadable:
-        names = ', '.join(run.unreadable)
-        found.append((f'Cannot be read: {names}.', 'The facts in it are missing here.'))
-    return found
+        found['unreadable'] = f'Cannot be read: {", ".join(run.unreadable)}.'
+    return [(numbers, MIND[fact]) for fact, numbers in found.items()]
 
 
 def task(run: Run) -> Table:
     """Return the task of a run."""
-    settings = run.task
+    settings, folder = run.task, run.trainer.folder
     if settings is None:
-        return words.facts_table({'Settings': words.NOT_RECORDED})
+        return facts_table({'Settings': NOT_RECORDED})
     model = settings.policy.initial_model
+    around = (settings.query_prefix, settings.query_suffix)
+    kinds = {each['kind'] for each in run.trainer.label_report.get('labellers', {}).values()}
     rows = {
         'Text given': f'{short(settings.query_dataset)}, up to {settings.query_length} tokens',
-        'Put around it': f'{settings.query_prefix} … {settings.query_suffix}',
+        'Put around it': ' … '.join(around) if any(around) else '',
         'Response': f'{settings.response_length} tokens',
-        'Model before': words.MODELS.get(model, short(model)),
-        'Labellers were told': instructions(run.trainer.folder),
+        'Model before': MODELS.get(model, short(model)),
+        'Labellers were told': '',
     }
     if settings.end_text:
         rows['Text given'] += f', cut after “{settings.end_text}”'
-    if not settings.query_prefix + settings.query_suffix:
-        rows['Put around it'] = ''
+    if folder is not None and kinds - {'imported'}:
+        rows['Labellers were told'] = folder.task['instructions']
     if run.policy is not None:
         rewards = run.policy.rewards
         held = f'coefficient {number(rewards.kl_coef)}'
@@ -160,7 +215,7 @@ def task(run: Run) -> Table:
             held = f'target {number(rewards.adaptive_kl.target)} nats'
         rows['Rewarded by'] = _rewarded_by(run, run.policy.members)
         rows['Held back by'] = f'KL from the model before, {held}'
-    return words.facts_table(rows)
+    return facts_table(rows)
 
 
 def _rewarded_by(run: Run, members: int) -> str:
@@ -179,34 +234,30 @@ def _rewarded_by(run: Run, members: int) -> str:
 
 def gain(run: Run) -> Table:
     """Return the gain by each reward of the evaluation; without an evaluation, by the log."""
-    if not run.rewards:
-        steps = list(zip(run.logged('objective/kl'), run.logged('objective/score'), strict=False))
-        ends = zip(('First step', 'Last step'), steps[:1] + steps[1:][-1:], strict=False)
-        rows = [(name, *map(number, step)) for name, step in ends]
-        return Table(('Policy', 'KL, nats', 'Score'), rows, words.LOGGED)
-    own, *others = run.rewards
-    rows = []
+    rows, caption = [], LOGGED
     for name, (point, key) in POINTS.items():
-        cells = ['' if key == 'share' else _measured(run, own, point, 'kl')]
-        cells += [_measured(run, reward, point, key) for reward in run.rewards]
-        rows.append((name, *cells))
-    caption = words.EXACT if run.evaluation.get('exact') is True else words.ESTIMATED
-    sizes = (number(run.evaluation.get(name)) for name in ('responses', 'queries'))
-    caption = f'{caption.format(*sizes)} {words.MEANING}'
-    return Table(('Policy', 'KL, nats', own, *others), rows, caption)
+        cells = [_measured(run, reward, point, key) for reward in run.rewards]
+        if any(cells):
+            kl = '' if key == 'share' else _measured(run, next(iter(run.rewards)), point, 'kl')
+            rows.append((name, kl, *(cell or '–' for cell in cells)))
+    if run.evaluation:
+        caption = EXACT if run.evaluation.get('exact') is True else ESTIMATED
+        sizes = (number(run.evaluation.get(name)) for name in ('responses', 'queries'))
+        caption = caption.format(*sizes) + MEANING
+    return Table(('Policy', 'KL, nats', *run.rewards), rows, caption)
 
 
 def _measured(run: Run, reward: str, point: str, key: str) -> str:
-    """Return a number of a point with its 95 % interval; a dash if it is unknown."""
+    """Return a number of a point with its 95 % interval; '' if it is unknown."""
     points = run.rewards[reward]
     if point.startswith('best_of_') and reward != next(iter(run.rewards)):
         point += '_by_reward_model'  # chosen by the reward of the training
     with contextlib.suppress(*DAMAGED):
         values, show = points[point], percent if key == 'share' else number
-        value, width = values[key], margin(values, key, run.evaluation['queries'])
+        value, width = values[key], margin(values, key, run.evaluation.get('queries', 0))
         if value is not None:
             return f'{show(value)} ± {show(width)}' if width else show(value)
-    return '–'
+    return ''
 
 
 def samples(runs: Sequence[Run], columns: Sequence[str]) -> Table:
@@ -228,7 +279,7 @@ def samples(runs: Sequence[Run], columns: Sequence[str]) -> Table:
             reasons[max(values, key=values.__getitem__)] = reason
     rows = []
     for query in list({**reasons, **first})[:MOST_SAMPLES]:
-        cells = [words.Text(query), *_sample(first[query][0])]
+        cells = [Text(query), *_sample(first[query][0])]
         for run in runs:
             cells += _sample(run.samples[query][-1]) if query in run.samples else ('–', '')
         rows.append((*cells, reasons.get(query, '')))
@@ -243,49 +294,47 @@ def _sample(record: Mapping[str, Any]) -> tuple[str, str]:
     score = number(record.get('score'))
     if 'score_std' in record:
         score += f' ± {number(record["score_std"])}'
-    return words.Text(record['response']), score
+    return Text(record['response']), score
 
 
-def accuracy(run: Run) -> dict[str, str] | None:
-    """Return the last accuracy of a reward model on labels that it had not seen."""
-    trainer = run.trainer
-    total, queries = trainer.labels.get('held_out'), trainer.labels.get('held_out_queries')
+def accuracy(run: Run) -> tuple[str, str, str] | None:
+    """Return (accuracy, interval, chance) of a reward model on labels that it had not seen."""
+    trainer, chance = run.trainer, None
+    total, queries = (trainer.labels.get(name) for name in ('held_out', 'held_out_queries'))
+    if trainer.reward is not None:
+        chance = label_types.get(trainer.reward.labels.type).chance
+    by_chance = NOT_RECORDED if chance is None else percent(chance)
     for prefix in MEASURED:
+        interval = f'{queries} queries: none' if queries else 'none'
         right, correlation = trainer.last(f'{prefix}accuracy'), trainer.last(f'{prefix}agreement')
-        if right is not None or correlation is not None:
-            break
-    else:
-        return None
-    measured = f'correlation {number(correlation)}'
-    interval = f'{queries} queries: none' if queries else 'none'
-    if right is not None:
-        measured = of_all(round(right * total), total) if total else percent(right)
-        effective = trainer.last(f'{prefix}effective_labels') or 0
-        if effective > 0:
-            interval = words.ends(*wilson_interval(right * effective, effective))
-    settings = trainer.reward
-    chance = None if settings is None else label_types.get(settings.labels.type).chance
-    shown = words.NOT_RECORDED if chance is None else percent(chance)
-    return {'measured': measured, 'interval': interval, 'chance': shown}
+        if right is not None:
+            effective = trainer.last(f'{prefix}effective_labels') or 0
+            if effective > 0:
+                interval = ends(*wilson_interval(right * effective, effective))
+            measured = of_all(round(right * total), total) if total else percent(right)
+            return measured, interval, by_chance
+        if correlation is not None:
+            return f'correlation {number(correlation)}', interval, by_chance
+    return None
 
 
 def sure(run: Run) -> Table:
     """Return measured accuracies with interval and chance, then what was not measured."""
     rows, unseen, agreed = [], accuracy(run), run.trainer.label_report.get('agreement', {})
     if unseen is not None:
-        rows.append((words.UNSEEN, *unseen.values()))
+        rows.append((UNSEEN, *unseen))
     if agreed.get('pairs') and agreed.get('raw') is not None:
         equal = of_all(round(agreed['raw'] * agreed['pairs']), agreed['pairs'])
-        interval, chance = words.ends(agreed['low'], agreed['high']), percent(agreed['chance'])
+        interval, chance = ends(agreed['low'], agreed['high']), percent(agreed['chance'])
         rows.append(('Two labellers agree about a question', equal, interval, chance))
     for each in run.comparisons:
-        preferred, interval = of_all(each['wins'], each['n']), words.ends(*each['interval'])
+        preferred, interval = of_all(each['wins'], each['n']), ends(*each['interval'])
         rows.append((f'People prefer it to {short(each["other"])}', preferred, interval, '50 %'))
     unknown = {
-        words.UNSEEN: unseen is None and bool(run.trainer.labels),
-        'Its distance from the best policy possible': run.policy is not None and not run.rewards,
+        UNSEEN: unseen is None and bool(run.trainer.labels),
+        'Its distance from the best policy possible': run.policy is not None and not run.evaluation,
         'Texts that are not of this task': True,
         'Other seeds': True,
     }
-    rows += [(name, words.NOT_MEASURED, '', '') for name, is_so in unknown.items() if is_so]
+    rows += [(name, NOT_MEASURED, '', '') for name, is_so in unknown.items() if is_so]
     return Table(('Question', 'Measured', '95 % interval', 'By chance'), rows)

@@ -11,10 +11,15 @@ from markupsafe import Markup
 from lm_human_preferences import storage
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language.gpt2 import released
-from lm_human_preferences.report import facts, label_facts
-from lm_human_preferences.report.foreign_text import environment, shortened
+from lm_human_preferences.report import facts, origin
+from lm_human_preferences.report.facts import Table, facts_table
 from lm_human_preferences.report.run import Run
-from lm_human_preferences.report.words import NOT_MEASURED, NOT_RECORDED, facts_table
+from lm_human_preferences.report.texts import (
+    NOT_MEASURED,
+    NOT_RECORDED,
+    environment,
+    shortened,
+)
 from lm_human_preferences.runs import run_record
 from lm_human_preferences.utils.terminal import printable
 
@@ -47,45 +52,42 @@ def card(run: Run | None, model_dir: str, use: Use) -> str:
     """Return the card of a policy, or of a reward model. run: None for a model of no run."""
     from huggingface_hub import ModelCard, ModelCardData  # here, as it takes a second to import
 
-    task, template = None if run is None else run.task, environment(escaped)
-    body = template.get_template('model_card.md').render(
-        **_facts(run, model_dir),
-        versions=facts_table(run_record.versions()),
-        query=Markup(_query(task)),
-        task=task,
-        has_run=run is not None,
-        joined=JOINED if use.is_joined else '',
-        **vars(use),
+    name, task, mind = model_dir, None, []
+    what = facts_table({'Its training': NOT_RECORDED})
+    sections = {'What is not known': facts_table({'What it does': NOT_MEASURED})}
+    if run is not None:
+        name, task = os.path.basename(os.path.abspath(run.directory)), run.task
+        what, mind = facts.task(run), facts.mind(run)
+        sections = {
+            'What it learned from': origin.counts(run),
+            'Results': facts.gain(run) if use.has_policy else Table((), []),
+            'What is not known': facts.sure(run),
+        }
+    sections['Versions'] = facts_table(run_record.versions())
+    body = (
+        environment(escaped)
+        .get_template('model_card.md')
+        .render(
+            **vars(use),
+            name=name,
+            task=task,
+            mind=mind,
+            what=what,
+            sections=sections,
+            has_run=run is not None,
+            query=Markup(_query(task)),
+            joined=JOINED if use.is_joined else '',
+        )
     )
-    model = model_dir if task is None else task.policy.initial_model
     tags = ['rlhf', 'ppo' if use.has_policy else 'reward-model']
     data = ModelCardData(
         library_name='peft' if use.is_adapter else 'transformers',
         pipeline_tag='text-generation' if use.has_policy else 'text-classification',
         tags=[*(tags if run or not use.has_policy else []), 'lm-human-preferences'],
-        base_model=hub_name(model),
+        base_model=hub_name(model_dir if task is None else task.policy.initial_model),
     )
     whole = '---\n{{ card_data }}\n---\n\n{{ body }}'
     return str(ModelCard.from_template(data, template_str=whole, body=body))
-
-
-def _facts(run: Run | None, model_dir: str) -> dict[str, Any]:
-    """Return the facts of a run that the template shows, by their names in it."""
-    if run is None:
-        return {
-            'name': model_dir,
-            'mind': [],
-            'what': facts_table({'Its training': NOT_RECORDED}),
-            'sure': facts_table({'What it does': NOT_MEASURED}),
-        }
-    return {
-        'name': os.path.basename(os.path.abspath(run.directory)),
-        'mind': facts.mind(run),
-        'what': facts.task(run),
-        'learned': label_facts.counts(run),
-        'gain': facts.gain(run),
-        'sure': facts.sure(run),
-    }
 
 
 def hub_name(model: str) -> str | None:

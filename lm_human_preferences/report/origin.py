@@ -1,14 +1,29 @@
-"""Origin of a run: commands, machine, versions, events, digests, and settings of its own."""
+"""Origin of a run as tables: its labels, commands, machine, versions, events and settings."""
 
+import contextlib
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from lm_human_preferences.hparams.differences import Experiments, decided, differences
-from lm_human_preferences.report.run import Run
-from lm_human_preferences.report.words import NOT_RECORDED, Row, Table, Text, moment, number
+from lm_human_preferences.hparams.differences import Experiments, decided
+from lm_human_preferences.labels.folder import TRAIN
+from lm_human_preferences.report.facts import Row, Table
+from lm_human_preferences.report.run import DAMAGED, Run, Settings
+from lm_human_preferences.report.texts import NOT_RECORDED, Text, moment, number, of_all, short
 from lm_human_preferences.runs import run_record
+from lm_human_preferences.utils import hyperparams
 
+COUNTS = {
+    'Source': 'source',
+    'Found': 'found',
+    'Learned from': 'learned_from',
+    'Held out': 'held_out',
+    'Queries': 'queries',
+    'Queries held out': 'held_out_queries',
+    'Simulated': 'simulated',
+}
+EXAMPLES = 'Two of its labels: ✓ is the response that was chosen.'
 MACHINE = {
     'processor': '{}',
     'gpu': '{}',
@@ -17,21 +32,73 @@ MACHINE = {
     'peak_gigabytes': '{} GB',
     'peak_gpu_gigabytes': '{} GB of the GPU',
 }
-OF_NAMES = ('labels.without', 'serve.labellers')  # endings of options whose values name labellers
 OWN_MODEL = 'rewards.trained_model'  # a run that trains its own model sets it
+OF_NAMES = ('labels.without', 'serve.labellers')  # endings of options whose values name labellers
 NAMES = 'NAMES'  # shown in place of such a value
 MOST_ALARMS = 8
-_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\S)+""")  # of a command line, with its quotes
+_WORD = r"""(?:'[^']*'|"[^"]*"|\S)+"""  # of a command line, with its quotes
+_NAMING = re.compile(rf'((?:{"|".join(map(re.escape, OF_NAMES))})[ =]){_WORD}')
 
 
-def origin(run: Run, experiments: Experiments, *, has_names: bool) -> list[Table]:
-    """Return facts about the origin of a run, and its settings. has_names: name labellers."""
+def counts(run: Run) -> Table:
+    """Return the numbers of labels of a run's reward model."""
+    labels = run.trainer.labels
+    rows = [(name, short(number(labels.get(key)))) for name, key in COUNTS.items()]
+    return Table((), rows if labels else [])
+
+
+def examples(run: Run, names: Mapping[str, str]) -> Table:
+    """Return labels as examples: those with the lowest digests, so that nobody has picked them."""
+    folder, rows = run.trainer.folder, []
+    if folder is None:
+        return Table((), [])
+    with contextlib.suppress(*DAMAGED):
+        encoder = folder.encoding().get_encoder()
+        given = {answer.question: answer for answer in folder.counted(TRAIN)}
+        for question in sorted(given)[:2]:
+            labeller, value = given[question].labeller, given[question].value
+            best = folder.label_type.preferred(value)
+            chosen = folder.samples[best or 0]
+            texts = {}
+            for field, tokens in folder.tokens(folder.questions[question]).items():
+                texts[field] = Text(encoder.decode(encoder.without_padding(tokens)))
+            query = texts.pop('query')
+            for field, text in texts.items():
+                sign = f'{value if best is None else "✓"} {names[labeller]}'
+                rows.append((query, text, sign if field == chosen else ''))
+                query = ''
+    return Table(('Text given', 'Response', 'Chosen by'), rows, EXAMPLES)
+
+
+def labellers(run: Run, names: Mapping[str, str]) -> Table:
+    """Return a row for each labeller of a run's reward model; names: those that are shown."""
+    rows = []
+    for name, found in run.trainer.label_report.get('labellers', {}).items():
+        gold, pairs, seconds = found['gold'] or {}, found['agreement_pairs'], ''
+        if found['kind'] == 'people' and found['median_seconds']:
+            seconds = number(found['median_seconds'], 1)
+        row = {
+            'Labeller': names[name],
+            'Kind': found['kind'],
+            'Answers': number(found['answers']),
+            'Skipped': number(found['skipped']),
+            'Agrees with others': of_all(round(found['agreement'] * pairs), pairs) if pairs else '',
+            'Gold right': of_all(gold['right'], gold['answers']) if gold.get('answers') else '',
+            'Chose place 1, 2, …': ', '.join(map(str, found['positions'] or ())),
+            'Seconds, median': seconds,
+        }
+        rows.append(row)
+    return Table(list(rows[0]) if rows else (), [tuple(row.values()) for row in rows])
+
+
+def origin(run: Run, has_names: bool) -> Table:
+    """Return the commands of a run and how they ended, its machine, events and digests."""
     rows: list[Row] = []
     for command in run.commands:
         is_at_work = run.is_at_work and command is run.commands[-1]
         took = number(command.get('seconds'), 0)
         how = command.get('how', 'still at work' if is_at_work else 'killed')
-        rows.append(('Command', Text(command_lines(command, has_names=has_names))))
+        rows.append(('Command', Text(command_lines(command, has_names))))
         rows.append(('Began, seconds, end', f'{moment(command.get("began"))}, {took}, {how}'))
     rows += _machine(run.commands[0] if run.commands else {})
     log = run.logs[0]
@@ -40,23 +107,20 @@ def origin(run: Run, experiments: Experiments, *, has_names: bool) -> list[Table
     if log.resumed:
         steps = ', '.join(str(step + 1) for step in log.resumed)
         rows.append(('Resumed before step', steps))
-    for name, digest in {'labels': run.labels.get('digest'), **run.digests}.items():
-        if digest:
-            rows.append((f'SHA-256 of {name}', str(digest)))
-    return [Table((), rows), _settings(run, experiments, has_names=has_names)]
+    digests = {'labels': run.labels.get('digest'), **run.training.get('digests', {})}
+    rows += [(f'SHA-256 of {name}', str(digest)) for name, digest in digests.items() if digest]
+    return Table((), rows)
 
 
-def command_lines(command: Mapping[str, Any], *, has_names: bool) -> str:
+def command_lines(command: Mapping[str, Any], has_names: bool) -> str:
     """Return a recorded command with one option a line, which can be pasted."""
-    text, is_hidden = '', False
-    for word in _WORD.findall(str(command.get('command') or NOT_RECORDED)):
-        option, equals, _ = word.partition('=')
-        shown = NAMES if is_hidden else word
-        is_hidden = option.endswith(OF_NAMES) and not has_names
-        if is_hidden and equals:
-            shown, is_hidden = f'{option}={NAMES}', False
-        text += f' \\\n    {shown}' if option.startswith('--') else f' {shown}'
-    return text.strip()
+    text = str(command.get('command') or NOT_RECORDED)
+    if not has_names:
+        text = _NAMING.sub(rf'\1{NAMES}', text)
+    lines = []
+    for word in re.findall(_WORD, text):
+        lines.append(f'\\\n    {word}' if word.startswith('--') else word)
+    return ' '.join(lines)
 
 
 def _machine(command: Mapping[str, Any]) -> list[Row]:
@@ -70,32 +134,30 @@ def _machine(command: Mapping[str, Any]) -> list[Row]:
     ]
 
 
-def _settings(run: Run, experiments: Experiments, *, has_names: bool) -> Table:
-    """Return the settings that differ from those of the experiment."""
-    own, rows = run.settings, []
-    binds = None if own is None else experiments.get(f'{own.command}/{run.experiment}')
-    if own is not None and binds is not None:
-        usual = type(own)()
-        usual.override_from_dict(dict(binds))
-        before = decided(usual)
-        for option, value in differences(own, usual).items():
-            if option != OWN_MODEL or run.given is not None:
-                usually = str(before.get(option, 'off'))
-                rows.append((option, _shown(option, value, has_names), usually))
-    caption = 'Settings that differ from those of the experiment.'
-    return Table(('Setting', 'This run', 'Experiment'), rows, caption)
+def of_experiment(run: Run, experiments: Experiments) -> Settings | None:
+    """Return the settings that a run's experiment has, or the run's own for an unknown one."""
+    own, name = run.settings, run.training.get('experiment')
+    if own is None or f'{own.command}/{name}' not in experiments:
+        return own
+    usual = type(own)()
+    usual.override_from_dict(dict(experiments[f'{own.command}/{name}']))
+    return usual
 
 
-def differences_between(runs: Sequence[Run], names: Sequence[str], *, has_names: bool) -> Table:
-    """Return the settings that are not the same in all runs."""
-    found = [{} if run.settings is None else decided(run.settings) for run in runs]
-    rows = []
-    for option in dict.fromkeys(option for settings in found for option in settings):
-        values = [str(settings.get(option, '–')) for settings in found]
-        if len(set(values)) > 1:
-            rows.append((option, *(_shown(option, value, has_names) for value in values)))
-    return Table(('Setting', *names), rows)
-
-
-def _shown(option: str, value: object, has_names: bool) -> str:
-    return NAMES if option.endswith(OF_NAMES) and not has_names else str(value)
+def differences(columns: Mapping[str, Settings | None], has_names: bool) -> Table:
+    """Return the settings that are not the same in all columns, {name: settings}."""
+    fields, found, rows = {}, [], []
+    for settings in columns.values():
+        decisions = {} if settings is None else decided(settings)
+        if settings is not None:
+            fields |= hyperparams.fields(type(settings))
+            if settings.new_reward_model is not None:
+                decisions.pop(OWN_MODEL, None)
+        found.append(decisions)
+    for option in dict.fromkeys(itertools.chain.from_iterable(found)):
+        first, *others = (each.get(option, fields[option].default) for each in found)
+        if any(value != first for value in others):
+            cells = [str(each.get(option, '–')) for each in found]
+            is_hidden = option.endswith(OF_NAMES) and not has_names
+            rows.append((option, *([NAMES] * len(cells) if is_hidden else cells)))
+    return Table(('Setting', *columns), rows, 'Settings that differ.')

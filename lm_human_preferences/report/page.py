@@ -1,7 +1,8 @@
 """`./launch.py report`: one HTML file about runs, from their directories."""
 
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -9,14 +10,21 @@ import click
 from lm_human_preferences import __version__, storage
 from lm_human_preferences.errors import OptionError, UserError, about_option
 from lm_human_preferences.hparams.differences import Experiments
-from lm_human_preferences.report import facts, foreign_text, label_facts, words
+from lm_human_preferences.report import facts, origin, texts
 from lm_human_preferences.report.charts import LOOKS, training_chart
-from lm_human_preferences.report.foreign_text import environment
-from lm_human_preferences.report.origin import differences_between, origin
+from lm_human_preferences.report.facts import Table
 from lm_human_preferences.report.run import Run, read_run
-from lm_human_preferences.report.words import Table
 from lm_human_preferences.runs.run_files import REPORT
 from lm_human_preferences.storage import outputs
+
+LEARN, GAIN, SAYS, SURE, LABELS, MADE = (  # sections
+    'What it was to learn',
+    'Whether it did',
+    'What it says now',
+    'How sure',
+    'Labels',
+    'How it was made',
+)
 
 
 def write_report(
@@ -40,58 +48,30 @@ def write_report(
 
 def page(runs: Sequence[str], experiments: Experiments, *, has_names: bool = True) -> str:
     """Return the page of `runs`, paths or URLs. UserError where one of them is not a run."""
-    named = list(zip(_names(runs), map(_read, runs), strict=True))
-    stories = []
+    paths = [run if storage.is_remote(run) else os.path.abspath(run) for run in runs]
+    paths = list(dict.fromkeys(paths))
+    named = dict(zip(_names(paths), map(_read, paths), strict=True))
+    stories = [_story(name, run, experiments, has_names) for name, run in named.items()]
+    columns = ['After']
     if len(named) > 1:
-        stories.append(_compared(named, has_names=has_names))
-    for name, run in named:
-        story = _story(name, run, experiments, has_names=has_names)
-        if len(named) == 1:
-            story['sections'][words.GAIN].append(training_chart(named))
-            story['sections'][words.SAYS].append(facts.samples([run], ['After']))
-        stories.append(story)
-    template = environment(foreign_text.inline).get_template('page.html')
+        columns = list(named)
+        stories.insert(0, _comparison(named, has_names))
+    sections = stories[0]['sections']
+    sections[GAIN].append(training_chart(dict(itertools.islice(named.items(), len(LOOKS)))))
+    for start in range(0, len(paths), 3):
+        part = slice(start, start + 3)
+        sections[SAYS].append(facts.samples(list(named.values())[part], columns[part]))
+    template = texts.environment(texts.inline).get_template('page.html')
     return template.render(stories=stories, version=__version__)
 
 
-def _story(name: str, run: Run, experiments: Experiments, *, has_names: bool) -> dict[str, Any]:
-    """Return what the page has about a run."""
-    names = label_facts.shown_names(run, has_names=has_names)
-    return {
-        'name': name,
-        'head': facts.head(run),
-        'answer': facts.answer(run),
-        'mind': facts.mind(run),
-        'sections': {
-            words.LEARN: [facts.task(run), label_facts.examples(run, names)],
-            words.GAIN: [facts.gain(run)],
-            words.SAYS: [],
-            words.SURE: [facts.sure(run)],
-            words.LABELS: [label_facts.counts(run), label_facts.labellers(run, names)],
-            words.MADE: origin(run, experiments, has_names=has_names),
-        },
-    }
-
-
-def _compared(named: Sequence[tuple[str, Run]], *, has_names: bool) -> dict[str, Any]:
-    """Return what compares several runs."""
-    names, runs = zip(*named, strict=True)
-    answers = [{name: value for name, value, _ in facts.answer(run)} for run in runs]
-    columns = dict.fromkeys(name for each in answers for name in each)
-    results = []
-    for name, each in zip(names, answers, strict=True):
-        results.append((name, *(each.get(column, '–') for column in columns)))
-    samples = []
-    for start in range(0, len(runs), 3):
-        samples.append(facts.samples(runs[start : start + 3], names[start : start + 3]))
-    return {
-        'name': f'{len(named)} runs',
-        'sections': {
-            words.GAIN: [Table(['Run', *columns], results), training_chart(named[: len(LOOKS)])],
-            words.SAYS: samples,
-            words.MADE: [differences_between(runs, names, has_names=has_names)],
-        },
-    }
+def _names(paths: Sequence[str]) -> list[str]:
+    """Return the last parts of different paths, as many as tell them apart."""
+    for count in itertools.count(1):
+        names = ['/'.join(path.split('/')[-count:]) for path in paths]
+        if len(set(names)) == len(paths):
+            return names
+    raise AssertionError
 
 
 def _read(path: str) -> Run:
@@ -104,10 +84,43 @@ def _read(path: str) -> Run:
     return found
 
 
-def _names(runs: Sequence[str]) -> list[str]:
-    """Return the runs' last names, or the last two where these are equal."""
-    paths = [run if storage.is_remote(run) else os.path.abspath(run) for run in runs]
-    names = [os.path.basename(path) for path in paths]
-    if len(set(names)) < len(names):
-        names = ['/'.join(path.split('/')[-2:]) for path in paths]
-    return names
+def _story(name: str, run: Run, experiments: Experiments, has_names: bool) -> dict[str, Any]:
+    """Return what the page has about a run."""
+    labellers = {}
+    for number, labeller in enumerate(run.trainer.label_report.get('labellers', ()), start=1):
+        labellers[labeller] = labeller if has_names else f'labeller {number}'
+    settings = {'This run': run.settings, 'Experiment': origin.of_experiment(run, experiments)}
+    return {
+        'name': name,
+        'head': facts.head(run),
+        'answer': facts.answer(run),
+        'mind': facts.mind(run),
+        'sections': {
+            LEARN: [facts.task(run), origin.examples(run, labellers)],
+            GAIN: [facts.gain(run)],
+            SAYS: [],
+            SURE: [facts.sure(run)],
+            LABELS: [origin.counts(run), origin.labellers(run, labellers)],
+            MADE: [origin.origin(run, has_names), origin.differences(settings, has_names)],
+        },
+    }
+
+
+def _comparison(named: Mapping[str, Run], has_names: bool) -> dict[str, Any]:
+    """Return what compares several runs, {name: run}."""
+    answers = {}
+    for name, run in named.items():
+        answers[name] = {about: value for about, value, _ in facts.answer(run)}
+    columns = list(dict.fromkeys(itertools.chain.from_iterable(answers.values())))
+    rows = []
+    for name, values in answers.items():
+        rows.append((name, *(values.get(column, '–') for column in columns)))
+    settings = {name: run.settings for name, run in named.items()}
+    return {
+        'name': f'{len(named)} runs',
+        'sections': {
+            GAIN: [Table(['Run', *columns], rows)],
+            SAYS: [],
+            MADE: [origin.differences(settings, has_names)],
+        },
+    }

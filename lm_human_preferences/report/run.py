@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from lm_human_preferences import storage
@@ -18,36 +17,67 @@ from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.folder import VALIDATION, LabelFolder, is_folder, parse_names
 from lm_human_preferences.labels.report import label_report
 from lm_human_preferences.runs import curves, run_files, run_lock, run_record
-from lm_human_preferences.runs.curves import Log
 from lm_human_preferences.runs.run_files import POLICY, REWARD
 from lm_human_preferences.runs.run_settings import read_settings
+from lm_human_preferences.storage.schema import matches_schema
 
 Content = TypeVar('Content')
+Settings = PolicyHParams | RewardHParams
 KNOWN = 'mock'  # value of --rewards.trained_model for the known reward of film reviews
 DAMAGED = (UserError, OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+# Schema of the points of an evaluation that a report needs
+POINT = dict.fromkeys(('kl', 'reward', 'frontier', 'share'), int | float | None)
 
 
-@dataclasses.dataclass(frozen=True)
 class Run:
     """A run: settings, records, logs, results and labels."""
 
-    directory: str  # path or URL
-    policy: PolicyHParams | None
-    reward: HParams | None  # settings of its reward model's training
-    experiment: str | None
-    commands: list[dict[str, Any]]  # see runs.run_record, like the two below
-    digests: dict[str, str]
-    labels: dict[str, Any]  # entry `labels` of the reward model's training
-    logs: list[Log]  # log of the policy, if any, then that of the reward model
-    evaluation: dict[str, Any]
-    samples: dict[str, list[dict[str, Any]]]  # {tracked query: answers, in the order of the steps}
-    folder: LabelFolder | None  # folder of labels, with the answers that were used
-    label_report: dict[str, Any]  # see labels.report.label_report
-    comparisons: list[dict[str, Any]]  # of its policy by people, that with most answers first
-    unreadable: list[str]  # names of damaged files
+    def __init__(self, directory: str, files: run_files.CommandFiles) -> None:
+        """Read the run in `directory` (path or URL), with the `files` of its command."""
+        self.directory = directory
+        self.unreadable: dict[str, None] = {}  # names of damaged files
+        self.policy: PolicyHParams | None = None
+        events = [REWARD.events]
+        if files is POLICY:
+            events = [POLICY.events, REWARD.events]
+            self.policy = self._tried(POLICY.settings, None, read_settings, PolicyHParams())
+        # Settings of its reward model's training
+        self.reward: HParams | None = self._tried(
+            REWARD.settings, None, read_settings, RewardHParams()
+        )
+        if self.policy is not None and self.reward is None:
+            self.reward = self.policy.new_reward_model
+        record = self._tried(run_files.RECORD, {}, run_record.read)
+        self.training = record.get(files.command, {})  # see runs.run_record, like the two below
+        self.labels = run_record.labels(record)
+        self.commands = run_record.commands(record)
+        # Log of the policy, if any, then that of the reward model
+        self.logs = [curves.read(directory, each) for each in events]
+        if not self.logs[0].curves:
+            self.unreadable[events[0]] = None
+        self.evaluation = self._tried(run_files.RESULTS, {}, _evaluation)
+        # {tracked query: answers, in the order of the steps}
+        self.samples = self._tried(run_files.SAMPLES, {}, _samples)
+        # Folder of labels, with the answers that were used; see labels.report.label_report
+        self.folder = self._tried(run_files.LABELS, None, _label_folder, self.labels)
+        self.label_report = self._tried(run_files.LABELS, {}, _label_report, self)
+        # Comparisons of its policy by people, that with most answers first
+        self.comparisons = self._tried(run_files.LABELS, [], _comparisons, self)
+
+    def _tried(
+        self, name: str, otherwise: Content, read: Callable[..., Content], *args: Any
+    ) -> Content:
+        """Return what `read` returns, or `otherwise`; note a file that is damaged."""
+        try:
+            return read(*args, self.directory)
+        except storage.NotFound:
+            pass
+        except DAMAGED:
+            self.unreadable[name] = None
+        return otherwise
 
     @property
-    def settings(self) -> PolicyHParams | RewardHParams | None:
+    def settings(self) -> Settings | None:
         reward = self.reward if isinstance(self.reward, RewardHParams) else None
         return self.policy or reward
 
@@ -69,18 +99,23 @@ class Run:
     @functools.cached_property
     def trainer(self) -> Run:
         """Run that trained the reward model: another run, if it can be read, or this one."""
-        rewards = None if self.policy is None else self.policy.rewards
-        if self.given in (None, KNOWN) or rewards is None or rewards.trained_model is None:
+        if self.given in (None, KNOWN) or self.policy is None or self.policy.rewards.function:
             return self
         try:
-            return read_run(rewards.trained_model) or self
+            return read_run(self.given) or self
         except DAMAGED:
             return self
 
     @property
     def rewards(self) -> dict[str, dict[str, Any]]:
-        """Results of the evaluation, {reward: {point: numbers}}; the training's reward is first."""
-        return self.evaluation.get('rewards', {})
+        """Results by each reward, {reward: {point: numbers}}; the training's reward is first.
+
+        They are those of the evaluation, or else of the first and the last step in the log.
+        """
+        ends = zip(self.logged('objective/kl'), self.logged('objective/score'), strict=False)
+        points = [{'kl': kl, 'reward': score} for kl, score in ends]
+        logged = {'score': {'base': points[0], 'policy': points[-1]}} if points else {}
+        return self.evaluation.get('rewards', logged)
 
     def logged(self, tag: str) -> list[float]:
         """Return the values of a statistic, step by step; [] if no log has it."""
@@ -100,73 +135,30 @@ def read_run(path: str) -> Run | None:
     for directory in directories:
         for files in (POLICY, REWARD):
             if storage.exists(storage.join(directory, files.settings)):
-                return _read(directory, files)
+                return Run(directory, files)
     return None
 
 
-def _read(directory: str, files: run_files.CommandFiles) -> Run:
-    unreadable: dict[str, None] = {}
-
-    def tried(name: str, otherwise: Content, read: Callable[..., Content], *args: Any) -> Content:
-        """Return what `read` returns, or `otherwise`; note a file that is damaged."""
-        try:
-            return read(*args)
-        except storage.NotFound:
-            pass
-        except DAMAGED:
-            unreadable[name] = None
-        return otherwise
-
-    policy, events = None, [REWARD.events]
-    if files is POLICY:
-        policy = tried(POLICY.settings, None, read_settings, PolicyHParams(), directory)
-        events = [POLICY.events, REWARD.events]
-    reward: HParams | None = tried(REWARD.settings, None, read_settings, RewardHParams(), directory)
-    if policy is not None and reward is None:
-        reward = policy.new_reward_model
-    record = tried(run_files.RECORD, {}, run_record.read, directory)
-    training, labels = record.get(files.command, {}), run_record.labels(record)
-    folder = tried(run_files.LABELS, None, _label_folder, directory, labels)
-    logs = [curves.read(directory, each) for each in events]
-    if not logs[0].curves:
-        unreadable[events[0]] = None
-    return Run(
-        directory=directory,
-        policy=policy,
-        reward=reward,
-        experiment=training.get('experiment'),
-        commands=run_record.commands(record),
-        digests=training.get('digests', {}),
-        labels=labels,
-        logs=logs,
-        evaluation=tried(run_files.RESULTS, {}, _evaluation, directory),
-        samples=tried(run_files.SAMPLES, {}, _samples, directory),
-        folder=folder,
-        label_report=tried(run_files.LABELS, {}, _label_report, folder, reward),
-        comparisons=tried(run_files.LABELS, [], _comparisons, folder, directory),
-        unreadable=list(unreadable),
-    )
-
-
-def _label_folder(directory: str, labels: dict[str, Any]) -> LabelFolder | None:
+def _label_folder(labels: Mapping[str, Any], directory: str) -> LabelFolder | None:
     path = labels.get('source')
     if path == COLLECTED:
         path = storage.join(directory, run_files.LABELS)
     return LabelFolder(path, labels.get('answers')) if path and is_folder(path) else None
 
 
-def _label_report(folder: LabelFolder | None, reward: RewardHParams | None) -> dict[str, Any]:
-    if folder is None:
+def _label_report(run: Run, directory: str) -> dict[str, Any]:
+    if run.folder is None:
         return {}
-    without = parse_names(reward.labels.without) if reward is not None else ()
-    return label_report.report(folder, [name for name in without if name in folder.logs])
+    without = parse_names(run.reward.labels.without) if run.reward is not None else ()
+    present = [name for name in without if name in run.folder.logs]
+    return label_report.report(run.folder, present)
 
 
-def _comparisons(folder: LabelFolder | None, directory: str) -> list[dict[str, Any]]:
+def _comparisons(run: Run, directory: str) -> list[dict[str, Any]]:
     """Return comparisons of a run's policy with others, also by answers after the training."""
-    if folder is None:
+    if run.folder is None:
         return []
-    whole, found = LabelFolder(folder.path), []
+    whole, found = LabelFolder(run.folder.path), []
     answers = [answer for answer in whole.counted(VALIDATION) if not answer.is_simulated]
     for each in label_report.comparisons(whole, answers):
         n, won, low, high = each['n'], each['wins_of_against'], each['low'], each['high']
@@ -186,19 +178,13 @@ def _evaluation(directory: str) -> dict[str, Any]:
     found = []
     for name in sorted(storage.listing(directory) if is_remote else os.listdir(directory)):
         if name.endswith('.json') and re.fullmatch(run_files.EVALUATION, name):
-            found.append(storage.read_json(storage.join(directory, name)))
-            _check(found[-1])
+            results = storage.read_json(storage.join(directory, name))
+            for points in results['rewards'].values():
+                for point in (points['base'], points['policy']):
+                    if not matches_schema({'frontier': None, 'share': None, **point}, POINT):
+                        raise ValueError(f'{name}: {point!r:.80} holds what is no number')
+            found.append(results)
     return max(found, key=_information, default={})
-
-
-def _check(results: dict[str, Any]) -> None:
-    """Raise an error for results that are damaged."""
-    for points in results['rewards'].values():
-        for point in (points['base'], points['policy']):
-            optional = point.get('frontier'), point.get('share')
-            for number in (point['kl'], point['reward'], *optional):
-                if type(number) not in (int, float, type(None)):
-                    raise ValueError(f'{number!r} is no number')
 
 
 def _information(results: dict[str, Any]) -> tuple[int, ...]:
@@ -210,7 +196,6 @@ def _information(results: dict[str, Any]) -> tuple[int, ...]:
 def _samples(directory: str) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for line in storage.readable_json_lines(storage.join(directory, run_files.SAMPLES)):
-        is_sample = isinstance(line, dict) and isinstance(line.get('response'), str)
-        if is_sample and isinstance(line.get('query'), str):
+        if matches_schema(line, {'query': str, 'response': str}):
             found.setdefault(line['query'], []).append(line)
     return found

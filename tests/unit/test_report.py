@@ -22,17 +22,9 @@ from two_runs import LABELLERS, birch, make_two_runs
 from lm_human_preferences import storage
 from lm_human_preferences.labels.folder import VALIDATION, LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
-from lm_human_preferences.report import (
-    charts,
-    facts,
-    foreign_text,
-    label_facts,
-    origin,
-    page,
-    words,
-)
+from lm_human_preferences.report import charts, facts, origin, page, texts
 from lm_human_preferences.report.run import read_run
-from lm_human_preferences.report.words import Text, number
+from lm_human_preferences.report.texts import Text, number
 
 (OWN,) = EVALUATION['rewards'].values()
 
@@ -97,7 +89,7 @@ def test_numbers_are_shown_as_what_they_are(value, text):
     ],
 )
 def test_what_has_an_effect_or_is_invisible_is_shown_as_its_code(text, shown):
-    found = re.sub('<span class="mark">(.*?)</span>', r'[\1]', foreign_text.inline(text))
+    found = re.sub('<span class="mark">(.*?)</span>', r'[\1]', texts.inline(text))
     assert found == (text if shown is ... else shown)
 
 
@@ -114,7 +106,7 @@ def test_what_has_an_effect_or_is_invisible_is_shown_as_its_code(text, shown):
 )
 def test_a_text_is_whole_with_its_end_and_its_code(text, shown):
     found = re.sub(
-        '<span class="mono"[^>]*>(.*?)</span>', r'{\1}', foreign_text.block(text), flags=re.S
+        '<span class="mono"[^>]*>(.*?)</span>', r'{\1}', texts.inline(Text(text)), flags=re.S
     )
     found = re.sub('<span class="mark">(.*?)</span>', r'[\1]', found)
     assert re.sub('</?bdi[^>]*>', '', found) == shown
@@ -129,14 +121,14 @@ AMBER = {  # was interrupted, killed, and then came close to the best possible
         'By the reward that it was trained on 91 % of the possible gain −0.19 → 1.34, be',
         r'64 of 64 labels are simulated\. .* Resumed: 2\.',
     ],
-    words.LEARN: ['Held back by KL from the model before, target 2.00 nats'],
-    words.GAIN: [
+    page.LEARN: ['Held back by KL from the model before, target 2.00 nats'],
+    page.GAIN: [
         'KL, nats reward model known reward Before 0.00 −0.19 −0.20',
         r'After 1\.97 ± 0\.02 1\.34 ± 0\.06 −0\.61 ± 0\.06 Best possible',
     ],
-    words.SURE: ['9 of 16 33 to 77 % 25 %'],
-    words.SAYS: [r'weak and bad 0 0\.00 moving and superb 0 1\.40 best score'],
-    words.MADE: [
+    page.SURE: ['9 of 16 33 to 77 % 25 %'],
+    page.SAYS: [r'weak and bad 0 0\.00 moving and superb 0 1\.40 best score'],
+    page.MADE: [
         r'train_policy mock_sentiment amber \\ --mpi 2 \\ --ppo\.total',
         'interrupted .* not recorded, killed .* finished .* AMD EPYC .*, 2 ranks',
         r'Commit 3ce96054ce35 Resumed before step 9, 13 .* ppo\.lr 0\.002 0\.003',
@@ -145,15 +137,15 @@ AMBER = {  # was interrupted, killed, and then came close to the best possible
 BIRCH = {  # learned from two people, and an alarm stopped it
     'birch': [
         '^test: .* · failed: UserError .* 768 of 6,400 responses',
-        r'0\.40 → −0\.90 mean score of the first .* KL 64\.50, target 6\.00\. .* Alarms: 1\.',
+        r'0\.40 → −0\.90 mean reward, before .* KL 64\.50, target 6\.00\. .* Alarms: 1\.',
     ],
-    words.GAIN: [r'was not measured\..* First step 0\.50 0\.40 Last step 64\.50 −0\.90'],
-    words.SURE: [
+    page.GAIN: [r'was not measured\..* Before 0\.50 0\.40 After 64\.50 −0\.90'],
+    page.SURE: [
         r'had not seen 62 % none 25 % Two labellers agree .* 3 of 4',
         'Its distance from the best policy possible not measured',
     ],
-    words.LABELS: ['Learned from 8 .* hedda people 4 0 3 of 4 .* 2.0 ivo people 4 0 3 of 4 .* 5.0'],
-    words.MADE: ['Alarm at step 12 the policy is far from the initial model'],
+    page.LABELS: ['Learned from 8 .* hedda people 4 0 3 of 4 .* 2.0 ivo people 4 0 3 of 4 .* 5.0'],
+    page.MADE: ['Alarm at step 12 the policy is far from the initial model'],
 }
 
 
@@ -180,16 +172,16 @@ def test_a_run_that_has_only_begun(tmp_path):
         assert problems(text) == []
         said = sections_of(text)
         assert 'not recorded' in said[command] and 'tb/' in said[command]
-        assert words.GAIN not in said and words.SAYS not in said and words.LABELS not in said
-        assert ('best policy possible not measured' in said[words.SURE]) == (
+        assert page.GAIN not in said and page.SAYS not in said and page.LABELS not in said
+        assert ('best policy possible not measured' in said[page.SURE]) == (
             command == 'train_policy'
         )
 
 
 def test_several_runs_are_compared_and_told_one_by_one(pages):
     said = pages['all']
-    assert 'birch – 0.40 → −0.90 62 % 8' in said[words.GAIN]
-    assert 'ppo.lr 0.002 0.01' in said[words.MADE]
+    assert 'birch – 0.40 → −0.90 62 % 8' in said[page.GAIN]
+    assert 'ppo.lr 0.002 0.01' in said[page.MADE]
     assert {'2 runs', 'amber', 'birch'} <= said.keys()
 
 
@@ -213,7 +205,7 @@ def test_labellers_need_not_be_named(tmp_path, has_names):
 def test_a_command_can_be_pasted():
     """Also where a text looks like an option, or a quote is never closed."""
     line = "./launch.py train_policy x --task.end_text 'a --b' --ppo.lr=0.1 --x 'c"
-    found = origin.command_lines({'command': line}, has_names=False)
+    found = origin.command_lines({'command': line}, False)
     options = ["--task.end_text 'a --b'", '--ppo.lr=0.1', "--x 'c"]
     assert found.split(' \\\n    ') == ['./launch.py train_policy x', *options]
 
@@ -256,13 +248,13 @@ def test_labels_are_counted_as_they_were_used(tmp_path):
     counts = {'found': 4, 'learned_from': 3, 'held_out': 1, 'held_out_queries': 1, 'simulated': 4}
     write_learned(run, source=str(tmp_path / 'labels'), **counts, answers=lines)
     found = read(run)
-    assert rows_of(label_facts.counts(found))['Learned from'] == ('3',)
-    assert [row[0] for row in label_facts.labellers(found, {'anna': 'anna'}).rows] == ['anna']
+    assert rows_of(origin.counts(found))['Learned from'] == ('3',)
+    assert [row[0] for row in origin.labellers(found, {'anna': 'anna'}).rows] == ['anna']
     answers = {name: (value, notes) for name, value, notes in facts.answer(found)}
     assert answers['Labels learned from'] == ('3', ['4 of 4 simulated'])
     assert '4 of 4 labels are simulated.' in minds(run) and '1 held-out queries.' in minds(run)
-    shown = label_facts.examples(found, {'anna': 'anna'}).rows
-    assert len(shown) == 8 and [row[2] for row in shown[:4]] == ['', '✓ anna ', '', '']
+    shown = origin.examples(found, {'anna': 'anna'}).rows
+    assert len(shown) == 8 and [row[2] for row in shown[:4]] == ['', '✓ anna', '', '']
     lowest = folder.tokens(folder.questions[min(folder.questions)])
     assert shown[0][0] == folder.encoding().get_encoder().decode(lowest['query'])
 
@@ -328,7 +320,7 @@ def test_a_reward_model_of_another_run_is_told_from_there(tmp_path):
     rewards = {'rewards__train_new_model': 'off', 'rewards__trained_model': f'{given}/reward_model'}
     run = write_run(tmp_path / 'run', **rewards)
     write_learned(given, source='test', found=1024, learned_from=1000)
-    assert rows_of(label_facts.counts(read(run)))['Learned from'] == ('1,000',)
+    assert rows_of(origin.counts(read(run)))['Learned from'] == ('1,000',)
     assert rows_of(facts.task(read(run)))['Rewarded by'] == ('reward_model',)
 
 
@@ -346,7 +338,7 @@ def test_a_given_reward_is_named_and_has_no_labels(tmp_path, settings, by):
     )
     write_events(tmp_path / 'tb/ppo', objective__kl=1.0)
     assert rows_of(facts.task(read(tmp_path)))['Rewarded by'] == (by,)
-    assert words.UNSEEN not in rows_of(facts.sure(read(tmp_path)))
+    assert facts.UNSEEN not in rows_of(facts.sure(read(tmp_path)))
     assert 'A policy, by a given reward' in facts.head(read(tmp_path))
 
 
@@ -356,19 +348,19 @@ def test_ratings_have_a_correlation_and_no_chance(tmp_path):
     write_events(
         tmp_path / 'tb/reward_model', **{f'train_reward__held_out__{k}': v for k, v in tags.items()}
     )
-    expected = {'measured': 'correlation −0.20', 'interval': 'none', 'chance': 'not recorded'}
+    expected = ('correlation −0.20', 'none', 'not recorded')
     assert facts.accuracy(read(tmp_path)) == expected
 
 
 def test_a_chart_has_the_colours_of_the_page_and_no_style_for_all_of_it(tmp_path):
     run = write_run(tmp_path / 'run')
-    svg = str(charts.training_chart([('run', read(run))]))
+    svg = str(charts.training_chart({'run': read(run)}))
     assert svg.startswith('<svg role="img"') and 'var(--accent)' in svg and '#010203' not in svg
     assert '<style' not in svg and '<metadata' not in svg and 'dashed: the target' in svg
-    both = str(charts.training_chart([('a $x^2$ <b>', read(run)), ('b', read(run))]))
+    both = str(charts.training_chart({'a $x^2$ <b>': read(run), 'b': read(run)}))
     assert 'a $x^2$ &lt;b&gt;' in both
     reward_training = read(write_run(tmp_path / 'other', 'train_reward'))
-    assert charts.training_chart([('other', reward_training)]) == ''
+    assert charts.training_chart({'other': reward_training}) == ''
 
 
 def test_a_long_curve_is_drawn_by_means(tmp_path):

@@ -262,7 +262,10 @@ DIRECT = '--rewards.train_new_model=off'
         (['--rewards.function=a.py:f'], 'give --rewards.train_new_model off'),
         ([DIRECT, '--rewards.function=a.py:f', '--rewards.trained_model=mock'], 'give one of'),
         ([DIRECT, '--rewards.function=a.py'], 'give FILE.py:FUNCTION'),
-        ([DIRECT, '--rewards.function=a.py:f', '--rewards.class_name=x'], 'is the class of a classifier'),
+        (
+            [DIRECT, '--rewards.function=a.py:f', '--rewards.class_name=x'],
+            'is the class of a classifier',
+        ),
     ],
 )
 def test_options_that_contradict_each_other(tmp_path, words, told):

@@ -98,7 +98,11 @@ def _interval(
 def _labeller(folder: LabelFolder, name: str, said: Said) -> dict[str, Any]:
     label_type, last = folder.label_type, folder.logs[name].last_answers()
     own = [answer for answer in last if answer.value is not None]
-    seconds = [answer.seconds for answer in own if not answer.is_imported]
+    here = [answer for answer in last if not answer.is_imported]
+    kind = 'people' if here or not last else 'imported'
+    if any(answer.is_simulated for answer in last):
+        kind = 'simulated'
+    seconds = [answer.seconds for answer in here if answer.value is not None]
     positions, equal = None, []
     if not label_type.is_numeric:
         positions = _positions(folder, own)
@@ -106,6 +110,7 @@ def _labeller(folder: LabelFolder, name: str, said: Said) -> dict[str, Any]:
             others = [value for other, value in given.items() if other != name]
             equal += [value == given[name] for value in others] if name in given else []
     return {
+        'kind': kind,
         'answers': len(own),
         'ties': sum(answer.value == TIE for answer in own) if label_type.ties else None,
         'all_bad': sum(answer.is_bad for answer in own),  # of the ties
