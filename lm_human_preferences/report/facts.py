@@ -61,7 +61,7 @@ MEANING = (
     ' reward that the run was trained on.'
 )
 LOGGED = (
-    'Mean score of the responses of the first and of the last step. How far the best one is was not'
+    'Mean score of the responses of the first and of the last step. The best possible score was not'
     ' measured.'
 )
 POINTS = {  # {row of an evaluation: (point of the results, number of the point)}
@@ -112,8 +112,8 @@ def facts_table(facts: Mapping[str, str]) -> Table:
 
 def head(run: Run) -> list[str]:
     """Return the experiment, kind, state and length of a run."""
-    name, last = run.training.get('experiment') or NOT_RECORDED, {'how': NOT_RECORDED}
-    last = run.commands[-1] if run.commands else last
+    name = run.training.get('experiment') or NOT_RECORDED
+    last = run.commands[-1] if run.commands else {'how': NOT_RECORDED}
     state = 'still training' if run.is_at_work else last.get('how', 'killed')
     kind, length = 'A reward model, from labels', []
     if run.policy is not None:

@@ -8,21 +8,15 @@ from typing import Any
 
 from lm_human_preferences.hparams.differences import Experiments, decided
 from lm_human_preferences.labels.folder import TRAIN
+from lm_human_preferences.labels.report import wording
 from lm_human_preferences.report.facts import Row, Table
 from lm_human_preferences.report.run import DAMAGED, Run, Settings
-from lm_human_preferences.report.texts import NOT_RECORDED, Text, moment, number, of_all, short
+from lm_human_preferences.report.texts import NOT_RECORDED, Text, moment, number, short
 from lm_human_preferences.runs import run_record
 from lm_human_preferences.utils import hyperparams
 
-COUNTS = {
-    'Source': 'source',
-    'Found': 'found',
-    'Learned from': 'learned_from',
-    'Held out': 'held_out',
-    'Queries': 'queries',
-    'Queries held out': 'held_out_queries',
-    'Simulated': 'simulated',
-}
+# Numbers of labels in the record of a run, see runs.run_record
+COUNTS = ('found', 'learned_from', 'held_out', 'queries', 'held_out_queries', 'simulated')
 EXAMPLES = 'Two of its labels: ✓ is the response that was chosen.'
 MACHINE = {
     'processor': '{}',
@@ -43,7 +37,9 @@ _NAMING = re.compile(rf'((?:{"|".join(map(re.escape, OF_NAMES))})[ =]){_WORD}')
 def counts(run: Run) -> Table:
     """Return the numbers of labels of a run's reward model."""
     labels = run.trainer.labels
-    rows = [(name, short(number(labels.get(key)))) for name, key in COUNTS.items()]
+    rows = [('Source', short(number(labels.get('source'))))]
+    for name in COUNTS:
+        rows.append((name.replace('_', ' ').capitalize(), number(labels.get(name))))
     return Table((), rows if labels else [])
 
 
@@ -72,23 +68,12 @@ def examples(run: Run, names: Mapping[str, str]) -> Table:
 
 def labellers(run: Run, names: Mapping[str, str]) -> Table:
     """Return a row for each labeller of a run's reward model; names: those that are shown."""
-    rows = []
-    for name, found in run.trainer.label_report.get('labellers', {}).items():
-        gold, pairs, seconds = found['gold'] or {}, found['agreement_pairs'], ''
-        if found['kind'] == 'people' and found['median_seconds']:
-            seconds = number(found['median_seconds'], 1)
-        row = {
-            'Labeller': names[name],
-            'Kind': found['kind'],
-            'Answers': number(found['answers']),
-            'Skipped': number(found['skipped']),
-            'Agrees with others': of_all(round(found['agreement'] * pairs), pairs) if pairs else '',
-            'Gold right': of_all(gold['right'], gold['answers']) if gold.get('answers') else '',
-            'Chose place 1, 2, …': ', '.join(map(str, found['positions'] or ())),
-            'Seconds, median': seconds,
-        }
-        rows.append(row)
-    return Table(list(rows[0]) if rows else (), [tuple(row.values()) for row in rows])
+    found = run.trainer.label_report.get('labellers')
+    if not found:
+        return Table((), [])
+    shown = {names[name]: {**facts, 'positions_p_value': None} for name, facts in found.items()}
+    heads, *rows = wording.labellers(shown)
+    return Table([head.capitalize() for head in heads], rows)
 
 
 def origin(run: Run, has_names: bool) -> Table:

@@ -114,7 +114,7 @@ class Run:
         """
         ends = zip(self.logged('objective/kl'), self.logged('objective/score'), strict=False)
         points = [{'kl': kl, 'reward': score} for kl, score in ends]
-        logged = {'score': {'base': points[0], 'policy': points[-1]}} if points else {}
+        logged = {'Score': {'base': points[0], 'policy': points[-1]}} if points else {}
         return self.evaluation.get('rewards', logged)
 
     def logged(self, tag: str) -> list[float]:

@@ -144,7 +144,7 @@ BIRCH = {  # learned from two people, and an alarm stopped it
         r'had not seen 62 % none 25 % Two labellers agree .* 3 of 4',
         'Its distance from the best policy possible not measured',
     ],
-    page.LABELS: ['Learned from 8 .* hedda people 4 0 3 of 4 .* 2.0 ivo people 4 0 3 of 4 .* 5.0'],
+    page.LABELS: ['Learned from 8 .* hedda people 4 0 2.0 3 of 4 .* ivo people 4 0 5.0 3 of 4'],
     page.MADE: ['Alarm at step 12 the policy is far from the initial model'],
 }
 

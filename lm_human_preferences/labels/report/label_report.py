@@ -97,12 +97,13 @@ def _interval(
 
 def _labeller(folder: LabelFolder, name: str, said: Said) -> dict[str, Any]:
     label_type, last = folder.label_type, folder.logs[name].last_answers()
-    own = [answer for answer in last if answer.value is not None]
-    here = [answer for answer in last if not answer.is_imported]
-    kind = 'people' if here or not last else 'imported'
+    kind = 'people'
     if any(answer.is_simulated for answer in last):
         kind = 'simulated'
-    seconds = [answer.seconds for answer in here if answer.value is not None]
+    elif any(answer.is_imported for answer in last):
+        kind = 'imported'
+    own = [answer for answer in last if answer.value is not None]
+    seconds = [answer.seconds for answer in own if kind == 'people']
     positions, equal = None, []
     if not label_type.is_numeric:
         positions = _positions(folder, own)

@@ -25,7 +25,7 @@ def lines(folder: str, found: Facts) -> Iterator[str]:
     yield from _agreement(found['agreement'])
     if found['labellers']:
         yield ''
-        yield from _labellers(found['labellers'])
+        yield from aligned(labellers(found['labellers']))
     if found['disagreements']:
         yield ''
         yield from _disagreements(found['disagreements'])
@@ -94,24 +94,25 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ['  '.join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
-def _labellers(labellers: Mapping[str, Facts]) -> list[str]:
-    """Return a table of labellers, without columns that are empty for all."""
-    rows = [{'labeller': name, **_cells(labellers[name])} for name in sorted(labellers)]
+def labellers(found: Mapping[str, Facts]) -> list[list[str]]:
+    """Return a table of labellers, heads first, without columns that are empty for all."""
+    rows = [{'labeller': name, **_cells(found[name])} for name in sorted(found)]
     heads = [head for head in rows[0] if any(row[head] != NOTHING for row in rows)]
-    return aligned([heads, *([row[head] for head in heads] for row in rows)])
+    return [heads, *([row[head] for head in heads] for row in rows)]
 
 
 def _cells(found: Facts) -> dict[str, str]:
-    median, share, p = found['median_seconds'], found['agreement'], found['positions_p_value']
-    gold, positions = found['gold'], found['positions']
+    median, pairs, p = found['median_seconds'], found['agreement_pairs'], found['positions_p_value']
+    gold = found['gold']
     return {
+        'kind': found['kind'],
         'answers': str(found['answers']),
         'ties': NOTHING if found['ties'] is None else str(found['ties']),
         'all bad': str(found['all_bad'] or NOTHING),
         'skipped': str(found['skipped']),
         'median s': NOTHING if median is None else f'{median:.1f}',
-        'agreement': NOTHING if share is None else f'{share:.3f} of {found["agreement_pairs"]}',
+        'agreement': f'{round(found["agreement"] * pairs)} of {pairs}' if pairs else NOTHING,
         'gold': f'{gold["right"]} of {gold["answers"]}' if gold and gold['answers'] else NOTHING,
-        'positions': ' '.join(map(str, positions or [])) or NOTHING,
+        'positions': ' '.join(map(str, found['positions'] or [])) or NOTHING,
         'p': NOTHING if p is None else f'{p:.3f}',
     }
