@@ -20,7 +20,7 @@ _LETTER = '[^\x00-\xa0\xad\u061c\u2000-\u206f\ud800-\uf8ff]'  # beyond ASCII, or
 # letters, variations of an emoji or a keycap, and flags such as that of England.
 _UNUSUAL = re.compile(
     f'((?<={_LETTER})[\xad\u061c\u200c-\u200f](?={_LETTER})'
-    '|(?<=[\u2010-\u3299\U0001f000-\U0001faff])[\ufe0e\ufe0f]|[\ufe0e\ufe0f](?=\u20e3)'
+    '|(?<=[©®\u203c-\u3299\U0001f000-\U0001faff])[\ufe0e\ufe0f]|[\ufe0e\ufe0f](?=\u20e3)'
     '|\U0001f3f4[\U000e0061-\U000e007a]{5}\U000e007f)'
     '|[^ -~\n\t]'
 )

@@ -74,7 +74,7 @@ def test_numbers_are_shown_as_what_they_are(value, text):
     'text, shown',
     [
         ('می\u200cخواهم', 'می\u200cخواهم'),  # a joiner between letters
-        ('👩\u200d💻 🏳\ufe0f\u200d🌈 1\ufe0f\u20e3', '👩\u200d💻 🏳\ufe0f\u200d🌈 1\ufe0f\u20e3'),
+        ('👩\u200d💻 🏳\ufe0f\u200d🌈 1\ufe0f\u20e3 ©\ufe0f', ...),
         ('\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f', ...),
         ('a\u200db\u200c', 'a[U+200D]b[U+200C]'),  # between ASCII, and at an end
         ('שלום\u200f\u200fעולם', 'שלום[U+200F][U+200F]עולם'),
@@ -183,6 +183,13 @@ def test_several_runs_are_compared_and_told_one_by_one(pages):
     assert 'birch – 0.40 → −0.90 62 % 8' in said[page.GAIN]
     assert 'ppo.lr 0.002 0.01' in said[page.MADE]
     assert {'2 runs', 'amber', 'birch'} <= said.keys()
+
+
+def test_runs_of_the_same_name_are_told_apart_by_their_folders(tmp_path):
+    for folder in 'ab':
+        write_settings(tmp_path / folder / 'run', 'train_reward', 'test', ranks=1)
+    found = sections_of(page_of(tmp_path / 'a/run', tmp_path / 'b/run', f'{tmp_path}/b/../a/run'))
+    assert {'2 runs', 'a/run', 'b/run'} <= found.keys()
 
 
 @pytest.mark.parametrize('has_names', [True, False])

@@ -134,7 +134,9 @@ def test_that_all_are_bad_is_trained_as_a_tie_and_counted_apart(tmp_path):
     assert [answer.value == TIE for answer in LabelFolder(str(path)).counted()].count(True) == 2
     anna = report(LabelFolder(str(path)))['labellers']['anna']
     assert (anna['ties'], anna['all_bad']) == (2, 1)
-    assert re.search(r'^labeller +kind +answers +ties +all bad ', invoke(f'labels {path}').stdout, re.M)
+    assert re.search(
+        r'^labeller +kind +answers +ties +all bad ', invoke(f'labels {path}').stdout, re.M
+    )
     exports = [tmp_path / 'one.jsonl', tmp_path / 'two.jsonl']
     for export in exports:
         succeed(f'labels {path} --export {export} --export_as text')
