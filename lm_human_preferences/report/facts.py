@@ -239,7 +239,7 @@ def gain(run: Run) -> Table:
         cells = [_measured(run, reward, point, key) for reward in run.rewards]
         if any(cells):
             kl = '' if key == 'share' else _measured(run, next(iter(run.rewards)), point, 'kl')
-            rows.append((name, kl, *(cell or '–' for cell in cells)))
+            rows.append((name, kl, *cells))
     if run.evaluation:
         caption = EXACT if run.evaluation.get('exact') is True else ESTIMATED
         sizes = (number(run.evaluation.get(name)) for name in ('responses', 'queries'))
@@ -248,15 +248,16 @@ def gain(run: Run) -> Table:
 
 
 def _measured(run: Run, reward: str, point: str, key: str) -> str:
-    """Return a number of a point with its 95 % interval; '' if it is unknown."""
+    """Return a number of a point with its 95 % interval; a dash if unknown, '' if not measured."""
     points = run.rewards[reward]
     if point.startswith('best_of_') and reward != next(iter(run.rewards)):
         point += '_by_reward_model'  # chosen by the reward of the training
     with contextlib.suppress(*DAMAGED):
         values, show = points[point], percent if key == 'share' else number
         value, width = values[key], margin(values, key, run.evaluation.get('queries', 0))
-        if value is not None:
-            return f'{show(value)} ± {show(width)}' if width else show(value)
+        if value is None:
+            return '–'
+        return f'{show(value)} ± {show(width)}' if width else show(value)
     return ''
 
 

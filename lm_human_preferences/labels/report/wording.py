@@ -68,8 +68,8 @@ def _comparison(found: Facts) -> Iterator[str]:
 
 
 def _disagreements(found: Mapping[str, Facts]) -> Iterator[str]:
-    last = 'the last 20 of ' if len(found) > MOST_DISAGREEMENTS else ''
-    yield f'{last}{len(found)} disagreements (--output FILE has all):'
+    shown = f'the last {MOST_DISAGREEMENTS} at most; --output FILE has all'
+    yield f'{len(found)} disagreements ({shown}):'
     for question, answers in list(found.items())[-MOST_DISAGREEMENTS:]:
         given = ', '.join(f'{name} {json.dumps(value)}' for name, value in answers.items())
         yield f'  {question[:8]}: {given}'
