@@ -15,7 +15,9 @@ round, so that other load on the machine affects all alike.
 import argparse
 import functools
 import json
+import os
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -63,8 +65,13 @@ def plain_mean():
 
 def seconds_under(launcher, engine):
     """Those that `measure_here` prints."""
-    run = real_launchers.run(launcher, [__file__, '--measure', engine])
-    run.check_returncode()
+    run = subprocess.run(
+        [*(launcher.starter or launcher.command), sys.executable, __file__, '--measure', engine],
+        env={**os.environ, 'OMP_NUM_THREADS': '1', **launcher.variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return json.loads(run.stdout.splitlines()[-1])
 
 

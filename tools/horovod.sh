@@ -92,7 +92,9 @@ export HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITHOUT_GLOO
 
 # Prints against which MPI library Horovod was built, if it is there.
 built_against() {
-    python -c "from lm_human_preferences.distributed import horovod; print(horovod.mpi_of_build())"
+    python -c "from lm_human_preferences.distributed import horovod
+mpi = horovod.mpi_of_build()
+print(mpi and mpi.soname)"
 }
 
 case "$(built_against)" in None | $library) ;; *) python -m pip uninstall --quiet --yes horovod ;; esac

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from lm_human_preferences import lm_tasks, session, storage
 from lm_human_preferences.datasets import jsonl, registry
-from lm_human_preferences.distributed import horovod, mpi_library
+from lm_human_preferences.distributed import horovod, launch_methods
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.external_rewards.texts import Texts, joined
 from lm_human_preferences.labels import held_out, label_files, simulated
@@ -65,7 +65,7 @@ def _start(settings: Settings, ranks: int) -> str:
     device = 'GPU' if default_device().type == 'cuda' else 'CPU'
     if ranks == 1:
         return f'would start 1 rank on a {device}, {settings.run.precision}'
-    has_horovod = horovod.is_chosen(settings.run.allreduce, mpi_library.expected_family())
+    has_horovod = horovod.is_chosen(settings.run.allreduce, launch_methods.expected_family())
     engine = 'horovod' if has_horovod else 'torch'
     return (
         f'would start {ranks} ranks on {device}s, {settings.run.precision}, averaging gradients by'

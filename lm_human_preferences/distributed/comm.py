@@ -1,17 +1,16 @@
 """Communication between ranks: `Comm`, for one process here; torch_comm.py has several."""
 
-import contextlib
 import functools
 import importlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
 
 from lm_human_preferences.distributed import ALLREDUCE_TIMEOUT, launch_methods
 from lm_human_preferences.distributed.gradients import Gradients
-from lm_human_preferences.distributed.meeting import RankLost
 from lm_human_preferences.machine import process
 
 T = TypeVar('T')
@@ -66,34 +65,25 @@ class Comm:
         """
         if self.size == 1:
             return work()
-        if self.rank == 0:
-            with self._meeting_others():
-                result = work()
-            self.all_gather_object((True, result))
-            return result
-        while True:
+        while self.rank:
             message: Any = self.all_gather_object(None)[0]
             is_done, result = message
             if is_done:
                 return result
-
-    @contextlib.contextmanager
-    def _meeting_others(self) -> Iterator[None]:
-        """Meet the other ranks every second from a thread, within the block."""
         is_done = threading.Event()
+        with ThreadPoolExecutor(1) as thread:
+            # If it loses a rank, so does the message after it.
+            thread.submit(self._meet_until, is_done)
+            try:
+                result = work()
+            finally:
+                is_done.set()
+        self.all_gather_object((True, result))
+        return result
 
-        def meet() -> None:
-            with contextlib.suppress(RankLost):  # which the next message notices, too
-                while not is_done.wait(MEETING_SECONDS):
-                    self.all_gather_object((False, None))
-
-        thread = threading.Thread(target=meet, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            is_done.set()
-            thread.join()
+    def _meet_until(self, is_done: threading.Event) -> None:
+        while not is_done.wait(MEETING_SECONDS):
+            self.all_gather_object((False, None))
 
 
 @functools.cache

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lm_human_preferences.distributed import mpi_library
-from lm_human_preferences.distributed.launch_methods import Family
+from lm_human_preferences.distributed.launch_methods import MPICH, OPEN_MPI, Family
 from lm_human_preferences.distributed.meeting import RankLost
 from lm_human_preferences.errors import UserError
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import torch
 
 _POLL_SECONDS = 0.001  # as in Horovod
-_NCCL = b'ncclAllReduce'  # NCCL's function, which messages of a Horovod with NCCL name
 
 
 class Horovod:
@@ -76,33 +75,35 @@ def why_not(family: Family | None) -> str:
     """Return why ranks that speak this MPI cannot average by Horovod; '' if they can."""
     import torch
 
-    path = _library()
-    if path is None:
-        return 'Horovod is not installed'
-    built = mpi_library.linked_family(path)
-    if family is None or built is not family:  # it would crash
-        builder, speaker = (each.name if each else 'no MPI' for each in (built, family))
-        return f'Horovod was built against {builder}, and the ranks speak {speaker}'
-    if torch.cuda.is_available() and _NCCL not in path.read_bytes():
-        return 'Horovod was built without NCCL'
+    built = mpi_of_build()
+    if built is None:
+        return 'Horovod is not installed, or was built without MPI'
+    if built is not family:  # it would crash
+        speaker = family.name if family else 'no MPI'
+        return f'Horovod was built against {built.name}, and the ranks speak {speaker}'
     try:
-        import horovod.torch  # noqa: F401
+        import horovod.torch as hvd
     except ImportError as e:
         return f'Horovod does not load ({" ".join(str(e).split())})'
+    if torch.cuda.is_available() and not hvd.nccl_built():
+        return 'Horovod was built without NCCL'
     return ''
 
 
-def mpi_of_build() -> str | None:
-    """Return the soname of the MPI that Horovod was built against, for `tools/horovod.sh`."""
-    path = _library()
-    built = mpi_library.linked_family(path) if path else None
-    return built and built.soname
-
-
-def _library() -> Path | None:
+def mpi_of_build() -> Family | None:
+    """Return the MPI that Horovod was built against, without loading it."""
     spec = importlib.util.find_spec('horovod')
     folders = spec.submodule_search_locations if spec else None
     for folder in folders or []:
-        for path in Path(folder, 'torch').glob('mpi_lib*.so'):
-            return path
+        for library in Path(folder, 'torch').glob('mpi_lib*.so'):
+            return linked_family(library)
     return None
+
+
+def linked_family(path: Path) -> Family | None:
+    """Return the MPI that a library is linked against; None for none."""
+    # Debian names MPICH's library libmpich.so.12.
+    found = re.search(rb'\0(libmpi(?:ch)?\.so[.\d]*)\0', path.read_bytes())
+    if found is None:
+        return None
+    return OPEN_MPI if found[1].decode() == OPEN_MPI.soname else MPICH

@@ -76,35 +76,35 @@ def current() -> Launch:
         return by_torch
     for family, prefix in ((OPEN_MPI, 'OMPI_COMM_WORLD'), (MPICH, 'PMI')):
         size = _number(f'{prefix}_SIZE')
-        if size:
+        if size:  # `srun --mpi=pmi2` sets the variables of MPICH, too
             return Launch(f'mpiexec of {family.name}', size, _number(f'{prefix}_RANK'), family)
     if is_torch:
         return by_torch
     size = _number('SLURM_STEP_NUM_TASKS')
     if size <= 1:
         return Launch()
-    for family, prefix in ((OPEN_MPI, 'PMIX_'), (MPICH, 'PMI_')):
-        if any(name.startswith(prefix) for name in os.environ):
-            return Launch(f'srun by {family.name}', size, _number('SLURM_PROCID'), family)
-    return Launch('srun', size, _number('SLURM_PROCID'))
+    family = OPEN_MPI if 'PMIX_RANK' in os.environ else None
+    return Launch('srun', size, _number('SLURM_PROCID'), family)
+
+
+def expected_family() -> Family | None:
+    """Return the MPI of this process's ranks, or of those that it would start; None without."""
+    launch = current()
+    return launch.family if launch.size > 1 else MPICH
 
 
 def endpoint() -> Endpoint:
     """Return where ranks without MPI meet: under srun at a port that no other step has."""
-    launch = current()
     address, port = os.environ.get('MASTER_ADDR', ''), _number('MASTER_PORT')
-    if launch.launcher == 'srun':
-        job, step = _number('SLURM_JOB_ID'), _number('SLURM_STEP_ID')
-        port = port or _FIRST_PORT + (job * 31 + step) % _PORT_COUNT
-        address = address or first_host(os.environ['SLURM_STEP_NODELIST'])
-        is_alone = os.environ.get('SLURM_STEP_NUM_NODES') == '1'
-        attempt = f'slurm-{job}.{step}.{_number("SLURM_RESTART_COUNT")}'
-    else:
-        is_alone = os.environ.get('LOCAL_WORLD_SIZE') == str(launch.size) and not launch.finds_store
+    if current().launcher != 'srun':
         run = os.environ.get('TORCHELASTIC_RUN_ID', 'job')
-        attempt = f'{run}/{_number("TORCHELASTIC_RESTART_COUNT")}'
-    # The name of a host need not resolve on itself, and no other host needs to reach the store.
-    return Endpoint('127.0.0.1' if is_alone else address, port, attempt)
+        return Endpoint(address, port, f'{run}/{_number("TORCHELASTIC_RESTART_COUNT")}')
+    job, step = _number('SLURM_JOB_ID'), _number('SLURM_STEP_ID')
+    port = port or _FIRST_PORT + (job * 31 + step) % _PORT_COUNT
+    if os.environ.get('SLURM_STEP_NUM_NODES') == '1':
+        address = '127.0.0.1'  # a host need not know its own name
+    address = address or first_host(os.environ['SLURM_STEP_NODELIST'])
+    return Endpoint(address, port, f'slurm-{job}.{step}.{_number("SLURM_RESTART_COUNT")}')
 
 
 def first_host(hosts: str) -> str:

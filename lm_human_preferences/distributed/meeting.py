@@ -1,4 +1,4 @@
-"""Meeting of ranks at a store: its address, the network to it, and which rank reports an error."""
+"""Meeting of ranks at a store: by which MPI and network, and which rank reports an error."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import os
 import re
 import secrets
 import socket
-import time
-from collections.abc import Callable, Sequence
+import sys
+import sysconfig
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from lm_human_preferences.distributed import launch_methods, mpi_library
+from lm_human_preferences.distributed import launch_methods
 from lm_human_preferences.distributed.launch_methods import Endpoint, Family, Launch
 from lm_human_preferences.errors import UserError
 
@@ -24,15 +26,11 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 LOOPBACK = '127.0.0.1'
-# How long an attempt to reach the store may take, after which comes another one.
-CONNECT_SECONDS = 5
-# How long a rank that is about to end waits for the store, and for another one's report, which
-# may have to look at the run's files first.
-LAST_WORD_SECONDS = 2
-REPORT_SECONDS = 5
+CONNECT_SECONDS = 5  # for an attempt to connect to an address of the first host
+STORE_SECONDS = 2  # in which a store answers, unless its rank is stopped
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
-_store: Store | None = None  # at which this rank has met the others
+_store: Store | None = None  # at which this rank meets the others
 
 
 class RankLost(Exception):
@@ -54,51 +52,32 @@ def meet(seconds: int) -> Store:
         place = launch_methods.endpoint()
         if launch.rank == 0 and not launch.finds_store:
             listener = listen(place)
-    store = open_store(place, listener, seconds)
-    choose_interface(store, place, launch)
-    _store = store
-    return store
+    _store = open_store(place, listener, seconds)
+    choose_interface(_store, place, launch)
+    return _store
 
 
 def is_reporter(*, is_lost: bool) -> bool:
-    """Return whether this rank reports its error, for all: the first in the store does.
+    """Return whether this rank reports its error: one rank does, for all.
 
-    is_lost: the error is that another rank is lost. If the store is lost with rank 0, that one has
-    reported its own error, or its launcher tells why it ended. If the store does not answer in
-    time, this rank reports.
+    is_lost: the error is that another rank is lost.
     """
     launch = launch_methods.current()
     if _store is None:
         return launch.is_first_on_host  # before ranks meet, they have the same error
     own = str(launch.rank)
+    first = ThreadPoolExecutor(1).submit(_store.compare_set, 'failed', '', own)
     try:
-        return _ask(LAST_WORD_SECONDS, _store.compare_set, 'failed', '', own).decode() == own
-    except TimeoutError:
+        return first.result(STORE_SECONDS).decode() == own
+    except TimeoutError:  # rank 0, which has the store, is stopped
         return True
-    except RuntimeError:
+    except RuntimeError:  # rank 0 has ended, and it or its launcher has said why
         return not is_lost
 
 
-def await_report(*, is_reporter: bool) -> None:
-    """Return when the reporter has printed what it reports, of which it tells the others here."""
-    if _store is None:
-        time.sleep(0 if is_reporter else LAST_WORD_SECONDS)
-        return
-    with contextlib.suppress(TimeoutError, RuntimeError):
-        if is_reporter:
-            _ask(LAST_WORD_SECONDS, _store.set, 'reported', '')
-        else:
-            _ask(REPORT_SECONDS, _store.wait, ['reported'])
-
-
-def _ask(seconds: float, question: Callable[..., Any], *arguments: Any) -> Any:
-    """Return a store's answer; TimeoutError without one, as of a store that is stopped."""
-    return ThreadPoolExecutor(1).submit(question, *arguments).result(seconds)
-
-
 def _meet_over_mpi(launch: Launch, family: Family) -> tuple[Endpoint, socket.socket | None]:
-    """Return the store's address, which MPI brings from rank 0, and there also its listener."""
-    mpi = mpi_library.load_mpi(family)
+    """Return the store's address, which MPI brings from rank 0, and on rank 0 its listener."""
+    mpi = load_mpi(family)
     _unlink_shared_memory()
     world = mpi.COMM_WORLD
     if world.Get_size() != launch.size:
@@ -107,22 +86,47 @@ def _meet_over_mpi(launch: Launch, family: Family) -> tuple[Endpoint, socket.soc
             f' load another MPI than that of their launcher, {family.name}: unset'
             ' MPI4PY_LIBMPI and MPI4PY_MPIABI'
         )
-    node = world.Split_type(mpi.COMM_TYPE_SHARED)
+    is_one_host = world.Split_type(mpi.COMM_TYPE_SHARED).Get_size() == launch.size
     listener = None
     message = bytearray(1 << 16)
     if launch.rank == 0:
-        is_alone = node.Get_size() == world.Get_size()
-        listener = socket.create_server((LOOPBACK if is_alone else '', 0))
+        listener = socket.create_server((LOOPBACK if is_one_host else '', 0))
         # The prefix of the keys is a secret, as other users of these hosts may reach the store.
         job = f'mpi-{secrets.token_hex(16)}'
         found = [job, listener.getsockname()[1], list(interfaces())]
         message[:] = json.dumps(found).encode().ljust(len(message))
     world.Bcast(message)  # no object, which would be a pickle
     job, port, addresses = json.loads(message)
-    is_first_host = bytearray([launch.rank == 0])
-    node.Bcast(is_first_host)
-    address = LOOPBACK if is_first_host[0] else reachable(addresses, port)
-    return Endpoint(address, port, job), listener
+    return Endpoint(reachable(addresses, port), port, job), listener
+
+
+def load_mpi(family: Family) -> ModuleType:
+    """Return the module mpi4py.MPI by a library of `family`, unless the user has named another.
+
+    By itself, mpi4py takes the first library that it finds. A rank with one of another family takes
+    itself for a world of one, or is ended by MPI.
+    """
+    os.environ.setdefault('MPI4PY_LIBMPI', os.pathsep.join(_libraries(family.soname)))
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as e:
+        reason = ' '.join(str(e).split())
+        raise UserError(
+            f'{family.name} started these ranks, but mpi4py loads no {family.soname} ({reason}):'
+            f' name it by MPI4PY_LIBMPI=/path/to/{family.soname}, or start the ranks by the MPICH'
+            ' that `sh tools/setup.sh` installs, or by torchrun'
+        ) from e
+    return MPI
+
+
+def _libraries(soname: str) -> list[str]:
+    """Return where the library may be: beside the launcher, in this environment, elsewhere."""
+    prefixes = [Path(sys.prefix)]
+    with contextlib.suppress(OSError):  # the launcher belongs to somebody else
+        prefixes.insert(0, Path(os.readlink(f'/proc/{os.getppid()}/exe')).parents[1])
+    folders = ('lib', 'lib64', f'lib/{sysconfig.get_config_var("MULTIARCH")}')
+    paths = [prefix / folder / soname for prefix in prefixes for folder in folders]
+    return [*(str(path) for path in paths if path.exists()), soname]
 
 
 def _unlink_shared_memory() -> None:
@@ -132,12 +136,18 @@ def _unlink_shared_memory() -> None:
         Path(path).unlink(missing_ok=True)
 
 
+def leave_mpi() -> None:
+    """End the use of MPI, if it is in use."""
+    mpi = sys.modules.get('mpi4py.MPI')
+    if mpi is not None:
+        mpi.Finalize()
+
+
 def listen(place: Endpoint) -> socket.socket:
     """Listen where the store will be; UserError if the port is taken."""
-    # For this host alone, if all ranks are here.
-    address = LOOPBACK if place.address in (LOOPBACK, 'localhost') else ''
+    is_one_host = place.address in (LOOPBACK, 'localhost')
     try:
-        return socket.create_server((address, place.port))
+        return socket.create_server((LOOPBACK if is_one_host else '', place.port))
     except OSError as error:
         raise UserError(
             f'rank 0 cannot listen at {place.address}, TCP port {place.port} ({error.strerror}):'
@@ -162,24 +172,21 @@ def open_store(place: Endpoint, listener: socket.socket | None, seconds: int) ->
         raise RankLost(
             f'nothing answers at {place.address}, TCP port {place.port} within {seconds} s, where'
             ' rank 0 should be: MASTER_ADDR and MASTER_PORT must name its host and a free port'
-            ' there; torchrun sets them to what its option --local-addr says on the first host, or'
-            ' to the name of that host'
+            ' there; torchrun sets them by its options --master-addr and --local-addr'
         ) from error
     return PrefixStore(place.job, store)
 
 
 def choose_interface(store: Store, place: Endpoint, launch: Launch) -> None:
     """Let Gloo use the interface to the other ranks; RankLost if a rank is missing."""
-    own = _address_towards(place.address)
+    here, own = interfaces(), _address_towards(place.address)
     store.set(f'address/{launch.rank}', own)
-    here = interfaces()
     for rank in range(launch.size):
         try:
-            address = store.get(f'address/{rank}').decode(errors='replace')
+            address = store.get(f'address/{rank}').decode()
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise RankLost(f'rank {rank} has not come: {reason}') from error
-        if address not in here:  # the store's host does not see the way to others by its own
+            raise RankLost(f'rank {rank} has not come: {str(error).splitlines()[0]}') from error
+        if address not in here:  # the first host does not learn its way from its own name
             own = _address_towards(address)
             break
     if own in here:
@@ -206,11 +213,11 @@ def interfaces() -> dict[str, str]:
 
 
 def reachable(addresses: Sequence[str], port: int) -> str:
-    """Return the first of another host's `addresses` that answers; UserError if none."""
+    """Return the first of the first host's `addresses` that answers; UserError if none does."""
     own = interfaces()
-    for address in addresses:
-        if address in own:  # such as a container bridge's: it leads nowhere
-            continue
+    # What another host has, too, such as a container bridge's address, leads nowhere.
+    foreign = [address for address in addresses if address not in own]
+    for address in foreign or addresses:
         with (
             contextlib.suppress(OSError),
             socket.create_connection((address, port), CONNECT_SECONDS),

@@ -1,61 +1,40 @@
-"""Small objects between ranks in JSON, as a pickle could run code; [name, *parts] for the rest."""
+"""Small objects between ranks: JSON, as a pickle could run code, with tensors as safetensors."""
 
 import base64
 import json
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
+
+# Keys of the objects that stand for tensors and for arrays of numpy; no other object has them.
+_TENSOR, _ARRAY = '\0tensor', '\0array'
 
 
 def encode(value: Any) -> bytes:
     """Return `value` as bytes for `decode`; TypeError for types that ranks do not send."""
-    return json.dumps(_to_json(value)).encode()
+    return json.dumps(value, default=_encode_numbers).encode()
 
 
 def decode(message: bytes | bytearray | memoryview) -> Any:
-    """Return the value that `encode` got, to the bit; tensors are on the CPU."""
-    return _from_json(json.loads(bytes(message)))
+    """Return what `encode` got, to the bit: tuples as lists, tensors on the CPU."""
+    return json.loads(bytes(message), object_hook=_decode_numbers)
 
 
-def _to_json(value: Any) -> Any:
-    if value is None or isinstance(value, bool | str) or type(value) in (int, float):
-        return value
-    if type(value) in (list, tuple):  # but not named tuples, whose names would be lost
-        return [type(value).__name__, [_to_json(item) for item in value]]
-    if isinstance(value, dict):
-        if not all(isinstance(key, str) for key in value):
-            raise TypeError(f'keys between ranks must be texts: {list(value)!r:.200}')
-        return {key: _to_json(item) for key, item in value.items()}
-    if isinstance(value, bytes):
-        return ['bytes', base64.b64encode(value).decode()]
-    if isinstance(value, torch.Tensor):
-        host = value.detach().cpu().contiguous()
-        content = host.reshape(-1).view(torch.uint8).numpy().tobytes()
-        dtype = str(host.dtype).removeprefix('torch.')
-        return ['tensor', dtype, list(host.shape), base64.b64encode(content).decode()]
-    if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
-        name = 'array' if isinstance(value, np.ndarray) else 'scalar'
-        return [name, value.dtype.str, value.shape, base64.b64encode(value.tobytes()).decode()]
-    raise TypeError(f'ranks do not send each other {type(value)}')
+def _encode_numbers(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if not isinstance(value, torch.Tensor | np.ndarray):
+        raise TypeError(f'ranks do not send each other {type(value)}')
+    key = _TENSOR if isinstance(value, torch.Tensor) else _ARRAY
+    tensor = torch.as_tensor(value).detach().cpu().contiguous()
+    return {key: base64.b64encode(safetensors.torch.save({key: tensor})).decode()}
 
 
-def _from_json(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _from_json(item) for key, item in value.items()}
-    if not isinstance(value, list):
-        return value
-    name, *parts = value
-    if name == 'list':
-        return [_from_json(item) for item in parts[0]]
-    if name == 'tuple':
-        return tuple(_from_json(item) for item in parts[0])
-    if name == 'bytes':
-        return base64.b64decode(parts[0])
-    dtype, shape, text = parts
-    content = bytearray(base64.b64decode(text))
-    if name == 'tensor':
-        flat = torch.from_numpy(np.frombuffer(content, np.uint8))
-        return flat.view(getattr(torch, dtype)).reshape(shape)
-    array = np.frombuffer(content, np.dtype(dtype)).reshape(shape)
-    return array if name == 'array' else array[()]
+def _decode_numbers(value: dict[str, Any]) -> Any:
+    for key in (_TENSOR, _ARRAY):
+        if value.keys() == {key}:
+            tensor = safetensors.torch.load(base64.b64decode(value[key]))[key]
+            return tensor if key == _TENSOR else tensor.numpy()
+    return value

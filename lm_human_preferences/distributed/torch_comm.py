@@ -8,6 +8,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,14 +37,9 @@ class TorchComm(Comm):
         # come later than errors, and those of rank 0 first, as they are enough.
         later = seconds + (STACKS_SECONDS if self.rank == 0 else 2 * STACKS_SECONDS)
         faulthandler.dump_traceback_later(later, exit=True, file=sys.__stderr__ or sys.stderr)
+        group = {'rank': self.rank, 'world_size': self.size, 'timeout': timeout}
         with noticing_lost_ranks():
-            self.dist.init_process_group(
-                'gloo',
-                store=meeting.meet(seconds),
-                rank=self.rank,
-                world_size=self.size,
-                timeout=timeout,
-            )
+            self.dist.init_process_group('gloo', store=meeting.meet(seconds), **group)
         faulthandler.cancel_dump_traceback_later()
         self._share_host()
         self.horovod = None
@@ -62,15 +58,17 @@ class TorchComm(Comm):
         """Take a GPU of this host; where no rank sees one, a share of the processors."""
         devices = range(torch.cuda.device_count())
         gpus = [str(torch.cuda.get_device_properties(each).uuid) for each in devices]
-        own = _host_identity(), gpus, sorted(os.sched_getaffinity(0))
+        host = Path('/proc/sys/kernel/random/boot_id').read_text()
+        own = host, gpus, sorted(os.sched_getaffinity(0))
         of_ranks = self.all_gather_object(own)
-        here = [each for each in of_ranks if each[0] == own[0]]
-        self.local_rank = sum(each[0] == own[0] for each in of_ranks[: self.rank])
+        self.local_rank = sum(each[0] == host for each in of_ranks[: self.rank])
+        here = [each for each in of_ranks if each[0] == host]
         self.local_size = len(here)
-        if any(gpus for _, gpus, _ in here):
-            torch.cuda.set_device(choose_gpu([gpus for _, gpus, _ in here], self.local_rank))
+        _, gpus_of_ranks, processors_of_ranks = zip(*here)
+        if any(gpus_of_ranks):
+            torch.cuda.set_device(choose_gpu(gpus_of_ranks, self.local_rank))
         else:
-            process.limit_threads([processors for _, _, processors in here], self.local_rank)
+            process.limit_threads(processors_of_ranks, self.local_rank)
 
     def average_gradients(self, parameters: Iterable[torch.Tensor]) -> Gradients:
         return OverlappedGradients(parameters, self.size, self._begin_sum)
@@ -88,8 +86,7 @@ class TorchComm(Comm):
         for tensor in tensors:
             host = tensor.detach().cpu().contiguous()
             if host.numel():
-                # As bytes: Gloo does not know all types.
-                with noticing_lost_ranks():
+                with noticing_lost_ranks():  # as bytes: Gloo does not know all types
                     self.dist.broadcast(host.reshape(-1).view(torch.uint8), src=0)
             tensor.detach().copy_(host)
 
@@ -97,13 +94,12 @@ class TorchComm(Comm):
         """Return the `value` of every rank; see `messages` for its types."""
         message = torch.frombuffer(bytearray(messages.encode(value)), dtype=torch.uint8)
         lengths = [int(length) for length in self._all_gather(torch.tensor([len(message)]))]
-        padded = torch.zeros(max(lengths), dtype=torch.uint8)
-        padded[: len(message)] = message
-        received = self._all_gather(padded)
-        return [
-            messages.decode(part[:length].numpy().tobytes())
-            for part, length in zip(received, lengths, strict=True)
-        ]
+        padding = max(lengths) - len(message)
+        received = self._all_gather(torch.nn.functional.pad(message, (0, padding)))
+        values = []
+        for part, length in zip(received, lengths, strict=True):
+            values.append(messages.decode(part[:length].numpy().tobytes()))
+        return values
 
     def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Return the `tensor` of every rank; all have the same shape."""
@@ -126,8 +122,7 @@ def noticing_lost_ranks() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # Gloo's errors have no class of their own, nor do all name it in their texts. What else may
-        # fail in a process group has one, as lack of a GPU's memory.
+        # Errors of Gloo have no class of their own; others in a process group have one.
         if not isinstance(error, torch.distributed.DistError) and type(error) is not RuntimeError:
             raise
         # Without its place in Gloo's source, and advice.
@@ -147,9 +142,3 @@ def choose_gpu(visible: Sequence[Sequence[str]], local_rank: int) -> int:
             f' visible GPU(s): use --mpi {len(own)}, or make more visible by CUDA_VISIBLE_DEVICES'
         )
     return own.index(taken[local_rank])
-
-
-def _host_identity() -> str:
-    """Return a text that differs between the hosts that take part."""
-    with open('/proc/sys/kernel/random/boot_id', encoding='ascii') as boot_id:
-        return f'{socket.gethostname()} {boot_id.read().strip()}'

@@ -13,13 +13,14 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from lm_human_preferences.distributed import launch_methods, launcher, meeting, mpi_library
+from lm_human_preferences.distributed import launch_methods, launcher, meeting
 from lm_human_preferences.errors import UserError, disk_errors_reported
 from lm_human_preferences.utils import stop_signals, streams
 from lm_human_preferences.utils.terminal import error_line
 
 _PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent has ended
 PRINT_SECONDS = 0.5  # for the launcher to pass on what a rank has printed, before it ends all
+REPORT_SECONDS = 3  # for the report of another rank, which may read files of the run first
 
 _clean_ups: list[Callable[[], object]] = []
 
@@ -55,7 +56,13 @@ def run_job(job: str, arguments: dict[str, Any], at_stop: Callable[[], None]) ->
             disk_errors_reported(),
         ):
             function = import_job(job)
-            ranks = _ranks(arguments.get('hparams'))
+            comm = import_for_good('lm_human_preferences.distributed.comm')
+            run = getattr(arguments.get('hparams'), 'run', None)
+            if run is None:  # no training: it averages nothing
+                ranks = comm.init_comm('torch')
+            else:
+                ranks = comm.init_comm(run.allreduce, run.allreduce_timeout)
+                print(f'{ranks.size} ranks, averaging by {ranks.name}')
             try:
                 function(**arguments, comm=ranks)
             except meeting.AllStopped:
@@ -66,19 +73,8 @@ def run_job(job: str, arguments: dict[str, Any], at_stop: Callable[[], None]) ->
     if status and ranks.rank == 0:
         at_stop()
     sys.stdout.flush()
-    mpi_library.finalize()
+    meeting.leave_mpi()
     _exit(status)
-
-
-def _ranks(settings: Any) -> Any:
-    """Return the Comm of a training, or of a job without settings, which averages nothing."""
-    comm = import_for_good('lm_human_preferences.distributed.comm')
-    if settings is None:
-        return comm.init_comm('torch')
-    ranks = comm.init_comm(settings.run.allreduce, settings.run.allreduce_timeout)
-    if ranks.rank == 0:
-        print(f'{ranks.size} ranks, averaging by {ranks.name}')
-    return ranks
 
 
 def _end_all_ranks(error: BaseException, at_stop: Callable[[], None]) -> NoReturn:
@@ -103,8 +99,8 @@ def _end_all_ranks(error: BaseException, at_stop: Callable[[], None]) -> NoRetur
         is_reporter = meeting.is_reporter(is_lost=is_lost)
     if is_reporter and text:
         print(text, file=sys.__stderr__, flush=True)
-    meeting.await_report(is_reporter=is_reporter)
-    time.sleep(PRINT_SECONDS)
+    # The first rank that ends ends all: the others wait for it, and keep the store until then.
+    time.sleep(PRINT_SECONDS if is_reporter else REPORT_SECONDS)
     _exit(status)
 
 
@@ -129,7 +125,7 @@ def before_exit(clean_up: Callable[[], object]) -> None:
 def let_rank_0_report() -> None:
     """Let rank 0, which has printed the error of all ranks, end before the others."""
     if launch_methods.current().rank:
-        time.sleep(meeting.LAST_WORD_SECONDS)
+        time.sleep(REPORT_SECONDS)
 
 
 def import_job(job: str) -> Callable[..., Any]:

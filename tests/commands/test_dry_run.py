@@ -5,7 +5,7 @@ import re
 
 import pytest
 from command_line import invoke, last_error_of, succeed
-from engines import available_engines
+from real_launchers import available_engines
 
 from lm_human_preferences import storage
 from lm_human_preferences.datasets.reviews import WORDS

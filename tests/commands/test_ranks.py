@@ -17,7 +17,6 @@ from launched import (
     REPOSITORY,
     SMALL,
     Launch,
-    job,
     needs_mpi,
     output_of,
     set_launcher,
@@ -30,16 +29,7 @@ from lm_human_preferences.distributed import launch_methods, launcher, worker
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.runs import run_record
 
-SHORT = (*SMALL, '--ppo.total_episodes=256', '--run.log_interval=1')
-
-
-def test_ranks_are_started_by_the_environments_own_mpiexec(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, 'executable', str(tmp_path / 'python'))
-    with pytest.raises(UserError, match='no mpiexec to start ranks with: .* or use --mpi 1$'):
-        launcher.become_mpiexec(2)
-    (tmp_path / 'mpiexec').touch()
-    expected = f'{tmp_path}/mpiexec -rmk user -launcher fork -n 4'
-    assert launcher.mpiexec_words(4) == expected.split()
+SHORT = (*SMALL, '--ppo.total_episodes=128', '--run.log_interval=1')
 
 
 OPEN_MPI = {'OMPI_COMM_WORLD_SIZE': '4', 'OMPI_COMM_WORLD_RANK': '3'}
@@ -55,10 +45,7 @@ TORCHRUN = {**AZURE, 'TORCHELASTIC_RUN_ID': 'none'}
         ({}, 'none', 1, 0),
         (OPEN_MPI, 'mpiexec of Open MPI', 4, 3),
         (SLURM, 'srun', 2, 1),
-        ({**SLURM, 'PMIX_RANK': '1'}, 'srun by Open MPI', 2, 1),
-        ({**SLURM, 'PMI_FD': '5'}, 'srun by MPICH', 2, 1),
         ({**SLURM, **MPICH}, 'mpiexec of MPICH', 4, 3),  # or srun by PMI2
-        (TORCHRUN, 'torchrun', 6, 5),
         ({**TORCHRUN, **SLURM, **MPICH}, 'torchrun', 6, 5),  # torchrun on each host by mpiexec
         ({**AZURE, **MPICH}, 'mpiexec of MPICH', 4, 3),
         ({'WORLD_SIZE': '6', 'RANK': '5'}, 'none', 1, 0),  # nobody says where rank 0 is
@@ -70,10 +57,14 @@ def test_size_and_rank(monkeypatch, variables, launcher, size, rank):
     assert launch_methods.current()[:3] == (launcher, size, rank)
 
 
-def test_a_step_of_another_launcher_is_forgotten(monkeypatch):
+def test_ranks_are_started_by_the_environments_own_mpiexec(tmp_path, monkeypatch):
+    """Whatever launcher has started this process."""
     set_launcher(monkeypatch, {**MPICH, **OPEN_MPI, 'PMIX_RANK': '3'})
     variables = launcher.rank_environment()
     assert not [name for name in variables if name.startswith(('PMI', 'OMPI_COMM'))]
+    monkeypatch.setattr(sys, 'executable', str(tmp_path / 'python'))
+    with pytest.raises(UserError, match='no mpiexec to start ranks with: .* or use --mpi 1$'):
+        launcher.become_mpiexec(2)
 
 
 def test_srun_starts_the_ranks_itself(monkeypatch):
@@ -124,19 +115,15 @@ def test_two_ranks_look_like_one(one, two):
     assert re.fullmatch('note: --run.save_dir has no effect.*', two.errors())
     assert two.output().startswith('2 ranks, averaging by ')
     assert files_of(two.run) == files_of(one[1])
+    [found] = run_record.commands(run_record.read(str(two.run)))
+    assert found['command'].startswith('./launch.py train_policy ')  # as it was typed
+    assert found['ranks'] == 2 and found['launcher'] == 'mpiexec of MPICH'
 
 
 def files_of(run):
     """Paths in a run's directory, without the host and time that names of event files contain."""
     paths = [str(path.relative_to(run)) for path in run.rglob('*')]
     return {re.sub(r'tfevents.*', 'tfevents', path) for path in paths}
-
-
-@needs_mpi
-def test_what_was_typed_is_kept(two):
-    [found] = run_record.commands(run_record.read(str(two.run)))
-    assert found['command'].startswith('./launch.py train_policy ')
-    assert found['ranks'] == 2 and found['launcher'] == 'mpiexec of MPICH'
 
 
 @needs_mpi
@@ -171,7 +158,8 @@ def test_one_of_two_ranks_evaluates(one, monkeypatch, tmp_path):
 @needs_mpi
 def test_only_one_rank_speaks_and_tells_the_error_of_all(tmp_path):
     """Nor do they listen for other hosts, but at the port of mpiexec, which they inherit."""
-    talk = job(tmp_path, 'talk')
+    talk = start_job(tmp_path, 'talk')
+    assert talk.end_within(60) == 2
     _, spoken, listening = talk.output().splitlines()
     assert spoken == 'rank 0 of [0, 1] speaks'
     assert {'0100007F'} <= {*listening.split()[2:]} <= {'00000000', '0100007F'}
@@ -180,7 +168,6 @@ def test_only_one_rank_speaks_and_tells_the_error_of_all(tmp_path):
     # A launcher joins the lines of its ranks in any order.
     assert talk.errors().splitlines().count('error: /labels.json is not a label file') == 1
     assert talk.errors().count('label file') == 1
-    assert talk.process.returncode == 2
 
 
 @needs_mpi

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import random
 import re
 import signal
 import subprocess
@@ -32,13 +31,17 @@ SMALL = (
 PYTHONPATH = f'{REPOSITORY}:{REPOSITORY}/tests/helpers'  # of the programs in tests/helpers
 EVERYWHERE = ('auto', 'torch')  # for --run.allreduce on every machine with MPI
 MPIEXEC = Path(sys.executable).with_name('mpiexec')
+needs_mpi = pytest.mark.skipif(
+    not MPIEXEC.exists(), reason='this environment has no mpiexec of its own'
+)
+# Variables by which launchers tell a process its rank, and all that they set, by how names begin.
+RANK_VARIABLES = ('PMI_RANK', 'OMPI_COMM_WORLD_RANK', 'PMIX_RANK', 'RANK', 'SLURM_PROCID')
+LAUNCH_VARIABLES = ('MPI_LOCALRANKID', 'RANK', 'LOCAL_RANK', 'WORLD_SIZE')
+LAUNCH_PREFIXES = ('OMPI_', 'PMI_', 'PMIX_', 'SLURM_', 'MASTER_', 'TORCHELASTIC_')
+CONSOLE = ('--run.console=original',)  # prints lines such as `[ppo_step N]`, which tests wait for
+TRAININGS = {'train_policy', 'train_reward', 'resume'}
 
-
-def torchrun(ranks):
-    # As the script torchrun; nothing that is imported is garbage to look for.
-    program = 'import gc; gc.disable(); from torch.distributed.run import main; main()'
-    words = ('--standalone', '--no-python', f'--nproc-per-node={ranks}')
-    return (sys.executable, '-c', program, *words)
+_started = []  # by the present test
 
 
 def torch_variables(size, address, port):
@@ -59,23 +62,6 @@ def output_of(command, environment=os.environ, seconds=PATIENCE):
     )
     assert done.returncode == 0, done.stdout
     return done.stdout
-
-
-# By which launchers tell a process which rank it is.
-RANK_VARIABLES = ('PMI_RANK', 'OMPI_COMM_WORLD_RANK', 'PMIX_RANK', 'RANK', 'SLURM_PROCID')
-# All that launchers tell it, by name or by how the names begin.
-LAUNCH_VARIABLES = ('MPI_LOCALRANKID', 'RANK', 'LOCAL_RANK', 'WORLD_SIZE')
-LAUNCH_PREFIXES = ('OMPI_', 'PMI_', 'PMIX_', 'SLURM_', 'MASTER_', 'TORCHELASTIC_')
-needs_mpi = pytest.mark.skipif(
-    not MPIEXEC.exists(), reason='this environment has no mpiexec of its own'
-)
-# Numbers of ranks that a test is done with.
-ONE_AND_TWO = [1, pytest.param(2, marks=[pytest.mark.slow, needs_mpi])]
-
-_started = []  # by the present test
-
-CONSOLE = ('--run.console=original',)  # prints lines such as `[ppo_step N]`, which tests wait for
-TRAININGS = {'train_policy', 'train_reward', 'resume'}
 
 
 def with_console(words) -> list[str]:
@@ -132,25 +118,13 @@ class Launch:
         self.stdout, self.stderr = directory / 'stdout', directory / 'stderr'
         self.mark = f'LAUNCHED_BY_TEST={uuid.uuid4()}'
         save_dir = [f'--save_dir={directory}'] if 'train_policy' in command else []
+        program = [sys.executable, REPOSITORY / command[0]]
         # COLUMNS and PYTHONWARNINGS: what a tester has set would be seen in what is printed.
-        environment = {
-            **os.environ,
-            'OMP_NUM_THREADS': '1',
-            'COLUMNS': '',
-            'PYTHONWARNINGS': '',
-            'TMPDIR': str(self.temporary),
-            **ROOT_MAY,
-            **env,
-            **dict([self.mark.split('=')]),
-        }
+        own = {'OMP_NUM_THREADS': '1', 'COLUMNS': '', 'PYTHONWARNINGS': '', **ROOT_MAY}
+        own.update({'TMPDIR': str(self.temporary), **env, **dict([self.mark.split('=')])})
         self.process = subprocess.Popen(
-            [
-                *started_by,
-                sys.executable,
-                REPOSITORY / command[0],
-                *with_console([*command[1:], *save_dir, *words]),
-            ],
-            env=environment,
+            [*started_by, *program, *with_console([*command[1:], *save_dir, *words])],
+            env={**os.environ, **own},
             stdout=stdout or self.stdout.open('wb'),
             stderr=stderr or self.stderr.open('wb'),
             cwd=directory,
@@ -172,37 +146,29 @@ class Launch:
         return self.process.wait(seconds)
 
     def reach(self, step):
-        eventually(lambda: f'[ppo_step {step}]' in self.output() or self.process.poll() is not None)
-        assert self.process.poll() is None, self.errors()
+        self.reach_line(f'[ppo_step {step}]')
 
     def reach_line(self, line):
         eventually(lambda: line in self.output() or self.process.poll() is not None)
         assert self.process.poll() is None, self.errors()
 
     def processes(self):
+        """Return {process: its environment variables}."""
         found = {}
         for path in Path('/proc').glob('[0-9]*/environ'):
-            try:
+            with contextlib.suppress(OSError):  # it has ended
                 variables = path.read_bytes().decode(errors='replace').split('\0')
-            except OSError:
-                continue
-            if self.mark in variables:
-                found[int(path.parent.name)] = dict(v.partition('=')[::2] for v in variables)
+                if self.mark in variables:
+                    found[int(path.parent.name)] = dict(v.partition('=')[::2] for v in variables)
         return found
 
     def ranks(self):
+        """Return the processes of the ranks, in their order."""
         numbered = {}
         for process, env in self.processes().items():
             rank = next((env[name] for name in RANK_VARIABLES if name in env), None)
             numbered[rank] = process
         return [numbered[rank] for rank in sorted(numbered.keys() - {None})]
-
-    def assert_shared_memory_is_nameless(self):
-        """The files through which the ranks share memory would stay behind if they had names."""
-        for process in self.ranks():
-            mapped = Path(f'/proc/{process}/maps').read_text()
-            assert re.search(r'/dev/shm/.* \(deleted\)$', mapped, re.MULTILINE)
-            assert not re.search(r'/dev/shm/[^ \n]+$', mapped, re.MULTILINE)
 
     def end_within(self, seconds):
         """Return the exit status; within so many seconds everything has to end."""
@@ -216,34 +182,7 @@ class Launch:
         eventually(lambda: not self.processes(), seconds)
 
 
-def job(directory, name, **settings):
-    launch = start_job(directory, name, **settings)
-    launch.wait()
-    launch.assert_nothing_left(10)
-    return launch
-
-
 def start_job(directory, name, **settings):
-    return Launch(
-        directory,
-        command=('tests/helpers/rank_jobs.py', name),
-        **{'PYTHONPATH': PYTHONPATH, **settings},
-    )
-
-
-def start_by_slurm(directory, name):
-    """Launch both ranks of one of rank_jobs, with the variables of an srun without MPI."""
-    job_id = random.randrange(10**6)
-    return [
-        start_job(
-            directory / str(rank),
-            name,
-            SLURM_STEP_NUM_TASKS='2',
-            SLURM_PROCID=str(rank),
-            SLURM_JOB_ID=str(job_id),
-            SLURM_STEP_ID='0',
-            SLURM_STEP_NODELIST='localhost',
-            SLURM_STEP_NUM_NODES='1',
-        )
-        for rank in range(2)
-    ]
+    """Launch two ranks of a job in rank_jobs.py."""
+    settings = {'PYTHONPATH': PYTHONPATH, **settings}
+    return Launch(directory, command=('tests/helpers/rank_jobs.py', name), **settings)

@@ -1,9 +1,8 @@
 """pytest on real ranks: `mpiexec -n 2 python tests/helpers/on_mpi.py ENGINE TEST...`.
 
-torchrun may take the place of mpiexec, with the engine torch. The tests are those that use
-ranks.on_ranks. After every update of the parameters, all ranks must have the same ones, to the bit.
-Rank 0 prints how many tests of which functions passed on each rank; a rank where one failed prints
-what pytest said.
+The tests are those that use ranks.on_ranks. After every update, all ranks must have the same
+parameters, to the bit. Rank 0 prints how many tests of which functions passed on each rank; a rank
+where one failed prints what pytest said.
 """
 
 import collections
@@ -19,7 +18,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from lm_human_preferences.distributed import mpi_library, worker
+from lm_human_preferences.distributed import meeting, worker
+
+TESTS = Path(__file__).resolve().parents[1]
 
 ranks = worker.import_for_good('ranks')
 comm = worker.import_for_good('lm_human_preferences.distributed.comm')
@@ -44,7 +45,7 @@ def compare_parameters_after_updates():
         digest = hashlib.sha256()
         for parameter in adam.parameters.values():
             digest.update(parameter.detach().contiguous().numpy())
-        digests = ranks.WORLD.all_gather_object(digest.digest())
+        digests = ranks.WORLD.all_gather_object(digest.hexdigest())
         assert len(set(digests)) == 1, 'parameters differ between ranks'
 
     Adam.update = update_and_compare
@@ -53,12 +54,10 @@ def compare_parameters_after_updates():
 def main(engine, *tests):
     compare_parameters_after_updates()
     ranks.WORLD = comm.init_comm(engine)
-    passed = PassedCounter()
-    output = io.StringIO()
+    passed, output = PassedCounter(), io.StringIO()
+    options = ['-x', '-q', '-n0', '-p', 'no:cacheprovider']
     with contextlib.redirect_stdout(output):
-        status = pytest.main(
-            ['-x', '-q', '-n0', '-p', 'no:cacheprovider', *tests], plugins=[passed]
-        )
+        status = pytest.main([*options, *(str(TESTS / test) for test in tests)], [passed])
     if status:
         print(f'rank {ranks.WORLD.rank}:\n{output.getvalue()}', flush=True)
         # Others may be waiting for this rank. As it ends without finalizing MPI, mpiexec ends them.
@@ -67,7 +66,7 @@ def main(engine, *tests):
     if ranks.WORLD.rank == 0:
         print(f'averaged by {ranks.WORLD.name}', *counts_of_ranks, sep='\n', flush=True)
     ranks.WORLD.close()
-    mpi_library.finalize()
+    meeting.leave_mpi()
 
 
 if __name__ == '__main__':

@@ -3,17 +3,17 @@
 import functools
 import os
 import shutil
-import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-import engines
-import launched
 import pytest
 import slurm_cluster
-from launched import MPIEXEC, ROOT_MAY
+from launched import MPIEXEC, ROOT_MAY, Launch, output_of, start_job
 
+from lm_human_preferences.distributed import horovod
 from lm_human_preferences.distributed.launch_methods import MPICH, OPEN_MPI, Family
+
+ENGINES = ('torch', 'horovod')
 
 
 class Missing(Exception):
@@ -24,7 +24,7 @@ class Missing(Exception):
 class Launcher:
     """command: what comes before `python launch.py`. words: options of launch.py. starter: what
     comes before other programs, if that differs. mpi: what the ranks speak, if they speak MPI.
-    variables: of its environment."""
+    variables: of its environment. engine: what averages their gradients."""
 
     command: tuple[str, ...]
     mpi: Family | None = None
@@ -32,10 +32,34 @@ class Launcher:
     starter: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
     cluster: slurm_cluster.Cluster | None = None
+    engine: str = 'torch'
 
     def engines(self) -> list[str]:
-        """Those that its ranks can average by in this environment."""
-        return engines.available_engines(self.mpi)
+        """Return those that its ranks can average by in this environment."""
+        return available_engines(self.mpi)
+
+    def start_job(self, directory, name, **settings):
+        """Launch two ranks of a job in rank_jobs.py."""
+        settings = {**self.variables, 'ENGINE': self.engine, **settings}
+        return start_job(directory, name, started_by=self.command, **settings)
+
+    def train(self, directory, *words):
+        """Launch a training on two ranks."""
+        words = (*self.words, f'--run.allreduce={self.engine}', *words)
+        return Launch(directory, *words, started_by=self.command, **self.variables)
+
+    def send_sigterm(self, launch) -> None:
+        """Ask what it has started to end; Slurm asks the ranks, as at a time limit."""
+        if self.cluster is None:
+            launch.process.terminate()
+            return
+        (job,) = {env.get('SLURM_JOB_ID') for env in launch.processes().values()} - {None}
+        self.cluster.run('scancel', '--signal=TERM', job).check_returncode()
+
+
+def available_engines(mpi=MPICH) -> list[str]:
+    """Return the engines of ranks that speak `mpi` (None: no MPI)."""
+    return [engine for engine in ENGINES if engine == 'torch' or not horovod.why_not(mpi)]
 
 
 def our_launcher(cluster, ranks=2):
@@ -54,8 +78,23 @@ def open_mpi(cluster, ranks=2):
     return Launcher((mpiexec, '--oversubscribe', '-n', str(ranks)), OPEN_MPI, variables=ROOT_MAY)
 
 
-def srun_by_pmi2(cluster, ranks=2):
-    return srun('pmi2', MPICH, cluster, ranks)
+@functools.cache
+def open_mpi_mpiexec() -> str:
+    """Return the first mpiexec of Open MPI on the PATH; MPICH's may come before it."""
+    for folder in os.get_exec_path():
+        for name in ('mpiexec', 'mpirun', 'mpiexec.openmpi'):
+            path = shutil.which(name, path=folder)
+            if path is not None and 'open-mpi' in output_of([path, '--version']).lower():
+                return path
+    raise Missing('there is no mpiexec of Open MPI: apt install openmpi-bin')
+
+
+def srun(mpi, family, cluster, ranks=2):
+    if reason := slurm_cluster.why_not():
+        raise Missing(reason)
+    command = ('srun', '--quiet', '--kill-on-bad-exit', f'--mpi={mpi}', f'--ntasks={ranks}')
+    running = cluster()
+    return Launcher(command, family, variables=running.variables, cluster=running)
 
 
 def srun_by_pmix(cluster, ranks=2):
@@ -66,72 +105,33 @@ def srun_by_pmix(cluster, ranks=2):
     return started_by
 
 
-def srun_without_mpi(cluster, ranks=2):
-    return srun('none', None, cluster, ranks)
-
-
 def torchrun(cluster, ranks=2):
-    return Launcher(launched.torchrun(ranks))
+    # As the script torchrun; nothing that is imported is garbage to look for.
+    program = 'import gc; gc.disable(); from torch.distributed.run import main; main()'
+    words = ('--standalone', '--no-python', f'--nproc-per-node={ranks}')
+    return Launcher((sys.executable, '-c', program, *words))
 
 
-# Of each launcher the function that makes it, or raises Missing, from a function that returns a
-# running Slurm and a number of ranks. A further launcher is one entry here.
+# Functions that make a launcher, or raise Missing, from a function that returns a running Slurm,
+# and from a number of ranks. A further launcher is one entry here.
 LAUNCHERS = {
     'our launcher': our_launcher,
     'mpiexec of MPICH': mpich,
     'mpiexec of Open MPI': open_mpi,
-    'srun by PMI2': srun_by_pmi2,
+    'srun by PMI2': functools.partial(srun, 'pmi2', MPICH),
     'srun by PMIx': srun_by_pmix,
-    'srun without MPI': srun_without_mpi,
+    'srun without MPI': functools.partial(srun, 'none', None),
     'torchrun': torchrun,
 }
 
 
 def find(name: str, request) -> Launcher:
-    """The launcher for a test, which skips with the reason if there is none. request: pytest's."""
+    """Return a launcher, as 'our launcher' or 'our launcher, horovod', or skip pytest's test."""
+    name, _, engine = name.partition(', ')
     try:
-        return LAUNCHERS[name](lambda: request.getfixturevalue('slurm'))
+        launcher = LAUNCHERS[name](lambda: request.getfixturevalue('slurm'))
+        if engine and engine not in launcher.engines():
+            raise Missing(f'{engine} is not built for the MPI of these ranks')
     except Missing as missing:
         pytest.skip(str(missing))
-
-
-@functools.cache
-def open_mpi_mpiexec() -> str:
-    """The path of the first mpiexec of Open MPI on the PATH; MPICH's may come before it."""
-    for folder in os.get_exec_path():
-        for name in ('mpiexec', 'mpirun', 'mpiexec.openmpi'):
-            path = shutil.which(name, path=folder)
-            if path is not None and 'open-mpi' in launched.output_of([path, '--version']).lower():
-                return path
-    raise Missing('there is no mpiexec of Open MPI: apt install openmpi-bin')
-
-
-def srun(mpi: str, family: Family | None, cluster, ranks) -> Launcher:
-    reason = slurm_cluster.why_not()
-    if reason:
-        raise Missing(reason)
-    command = ('srun', '--quiet', '--kill-on-bad-exit', f'--mpi={mpi}', f'--ntasks={ranks}')
-    running = cluster()
-    return Launcher(command, family, variables=running.variables, cluster=running)
-
-
-def send_sigterm(started_by: Launcher, launch) -> None:
-    """To what `started_by` has started; Slurm sends it to the ranks, as at a time limit."""
-    if started_by.cluster is None:
-        launch.process.terminate()
-        return
-    (job,) = {env.get('SLURM_JOB_ID') for env in launch.processes().values()} - {None}
-    started_by.cluster.run('scancel', '--signal=TERM', job).check_returncode()
-
-
-def run(
-    started_by: Launcher, command, variables=None, **settings
-) -> subprocess.CompletedProcess[str]:
-    """Run Python code on the ranks of a launcher, with one thread each and more `variables`."""
-    return subprocess.run(
-        [*(started_by.starter or started_by.command), sys.executable, *map(str, command)],
-        env={**os.environ, 'OMP_NUM_THREADS': '1', **started_by.variables, **(variables or {})},
-        capture_output=True,
-        text=True,
-        **settings,
-    )
+    return replace(launcher, engine=engine or 'torch')

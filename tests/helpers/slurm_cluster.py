@@ -1,9 +1,7 @@
-"""A Slurm cluster of this machine alone, which lives as long as the tests or the benchmark that
-need it.
+"""A Slurm cluster of this machine alone, for tests and benchmarks.
 
-Everything that it writes is in one folder, and its ports, its munge and the key of that are its
-own: what else runs on the machine is left alone. It takes root, and Debian's slurm-wlm and munge;
-`srun --mpi=pmix` also takes libpmix-dev, without which Slurm's plugin does not find its library.
+All its files are in one folder, and its ports, its munge and the key of that are its own. It needs
+root, Debian's slurm-wlm and munge, and for `srun --mpi=pmix` also libpmix-dev.
 """
 
 import contextlib
@@ -23,9 +21,8 @@ from launched import eventually
 PROGRAMS = ('slurmctld', 'slurmd', 'srun', 'sbatch', 'scancel', 'sinfo', 'munged', 'setpriv')
 # Programs of the system are not on everybody's PATH.
 PATH = f'{os.environ["PATH"]}:/usr/sbin:/sbin'
-SECONDS_TO_START = 60
-# More than the machine has: what has just ended holds its processors for a moment.
-PROCESSORS = 16
+SECONDS = 60  # to start, and for a command
+# Of CPUs there are more than the machine has: jobs that have ended hold theirs for a moment.
 CONFIGURATION = """
 ClusterName=one
 FirstJobId={first_job}
@@ -51,13 +48,13 @@ ReturnToService=2
 KillWait=5
 JobRequeue=1
 SchedulerParameters=sched_interval=1,batch_sched_delay=0
-NodeName={host} NodeAddr=127.0.0.1 CPUs={processors} RealMemory=1000 State=UNKNOWN
+NodeName={host} NodeAddr=127.0.0.1 CPUs=16 RealMemory=1000 State=UNKNOWN
 PartitionName=p Nodes={host} Default=YES MaxTime=INFINITE State=UP
 """
 
 
 def why_not():
-    """Why there can be no cluster on this machine; None if there can."""
+    """Return why there can be no cluster on this machine; None if there can."""
     missing = [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]
     if missing:
         return f'a cluster of Slurm needs {", ".join(missing)}: apt install slurm-wlm munge'
@@ -70,6 +67,7 @@ class Cluster:
     def __init__(self, folder):
         self.folder = Path(folder)
         self.variables = {'SLURM_CONF': str(self.folder / 'slurm.conf'), 'PATH': PATH}
+        self.environment = {**os.environ, **self.variables}
         self.daemons = []
 
     def start(self):
@@ -78,49 +76,35 @@ class Cluster:
         munge = self.folder / 'munge'
         (munge / 'key').write_bytes(os.urandom(1024))
         (munge / 'key').chmod(0o600)
-        host = socket.gethostname().partition('.')[0]
+        own = ('127.0.0.1', 0)
+        with socket.create_server(own) as first, socket.create_server(own) as second:
+            ports = [each.getsockname()[1] for each in (first, second)]
         text = CONFIGURATION.format(
-            host=host,
+            host=socket.gethostname().partition('.')[0],
             folder=self.folder,
-            ports=free_ports(2),
-            processors=PROCESSORS,
+            ports=ports,
             # MPICH names its shared memory by the job: clusters side by side must not share them.
             first_job=random.randrange(1, 60_000_000),
         )
         (self.folder / 'slurm.conf').write_text(text)
         files = {'socket': 'socket', 'key-file': 'key', 'log-file': 'log', 'seed-file': 'seed'}
         options = [f'--{option}={munge / name}' for option, name in files.items()]
-        self._start_daemon(
-            'munged', '--foreground', '--force', f'--pid-file={munge / "pid"}', *options
-        )
-        eventually((munge / 'socket').exists, SECONDS_TO_START)
+        self._start_daemon('munged', '--foreground', '--force', f'--pid-file={munge}/pid', *options)
+        eventually((munge / 'socket').exists, SECONDS)
         self._start_daemon('slurmctld', '-D')
         self._start_daemon('slurmd', '-D')
-        eventually(lambda: 'idle' in self.run('sinfo', '-h', '-o', '%t').stdout, SECONDS_TO_START)
+        eventually(lambda: 'idle' in self.run('sinfo', '-h', '-o', '%t').stdout, SECONDS)
 
     def _start_daemon(self, program, *options):
+        """Start a process that ends when this one does, however that comes about."""
+        settings = {'env': self.environment, 'stdin': subprocess.DEVNULL, 'start_new_session': True}
         with (self.folder / f'{program}.log').open('wb') as log:
-            # It ends when the process of the tests does, however that comes about.
-            self.daemons.append(
-                subprocess.Popen(
-                    ['setpriv', '--pdeathsig', 'TERM', program, *options],
-                    env={**os.environ, **self.variables},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            )
+            command = ['setpriv', '--pdeathsig', 'TERM', program, *options]
+            self.daemons.append(subprocess.Popen(command, stdout=log, stderr=log, **settings))
 
     def run(self, *command, **settings):
-        return subprocess.run(
-            command,
-            env={**os.environ, **self.variables},
-            capture_output=True,
-            text=True,
-            timeout=SECONDS_TO_START,
-            **settings,
-        )
+        settings = {'capture_output': True, 'text': True, 'timeout': SECONDS, **settings}
+        return subprocess.run(command, env=self.environment, **settings)
 
     def stop(self):
         """Kill the daemons, and what they have started: a batch script outlives its job."""
@@ -140,17 +124,9 @@ class Cluster:
         return 'pmix' in [line.strip() for line in lines]
 
 
-def free_ports(count):
-    with contextlib.ExitStack() as stack:
-        sockets = [
-            stack.enter_context(socket.create_server(('127.0.0.1', 0))) for _ in range(count)
-        ]
-        return [each.getsockname()[1] for each in sockets]
-
-
 @contextlib.contextmanager
 def running():
-    """A Cluster that lives as long as the block."""
+    """Yield a Cluster that lives as long as the block."""
     # A short path, as those of sockets are limited to 108 characters.
     with tempfile.TemporaryDirectory(prefix='lmhp-slurm-', ignore_cleanup_errors=True) as folder:
         cluster = Cluster(folder)
@@ -163,7 +139,7 @@ def running():
 
 @contextlib.contextmanager
 def on_demand():
-    """A function that returns a Cluster, which starts at the first call and ends with the block."""
+    """Yield a function that returns a Cluster, started at its first call, until the block ends."""
     with contextlib.ExitStack() as stack:
         yield functools.cache(lambda: stack.enter_context(running()))
 
@@ -171,8 +147,7 @@ def on_demand():
 @pytest.fixture(scope='session')
 def slurm():
     """The cluster of this process of pytest; each has its own."""
-    reason = why_not()
-    if reason:
+    if reason := why_not():
         pytest.skip(reason)
     with running() as cluster:
         yield cluster

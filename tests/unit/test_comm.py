@@ -1,4 +1,4 @@
-"""Communication of ranks: on threads here, and on each engine in commands/test_engines.py."""
+"""Communication of ranks: by threads here, and by each engine in commands/test_engines.py."""
 
 import time
 import weakref
@@ -12,9 +12,8 @@ from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.distributed import gradients, torch_comm
 from lm_human_preferences.errors import UserError
 
-SIZES = (2, 3, 4)
 SHAPES = ((), (1,), (3, 5), (2, 0), (7,), (257, 3))
-on_all_sizes = pytest.mark.parametrize('size', SIZES)
+on_all_sizes = pytest.mark.parametrize('size', (2, 3))
 
 
 @pytest.fixture(autouse=True)
@@ -22,43 +21,32 @@ def small_buckets(monkeypatch):
     monkeypatch.setattr(gradients, 'BUCKET_BYTES', 100)
 
 
-def tensors_of(rank, *dtypes):
+def tensors_of(rank):
+    """Return a parameter, tensors of several types, and an integer that float32 cannot hold."""
     generator = torch.Generator().manual_seed(rank)
-    return [
-        (100 * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
-        for dtype in dtypes
-        for shape in SHAPES
-    ]
-
-
-def assert_same_on_all_ranks(tensors, comm):
-    content = b''.join(tensor.numpy().tobytes() for tensor in tensors)
-    assert len(set(comm.all_gather_object(content))) == 1
+    tensors = [torch.tensor(2**40 + 1 + rank), torch.nn.Parameter(torch.full((5,), float(rank)))]
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        for shape in SHAPES:
+            tensors.append((100 * torch.randn(shape, generator=generator)).to(dtype))
+    return tensors
 
 
 @on_all_sizes
 def test_broadcast(size):
-    """Of parameters, too, and of integers that float32 cannot hold."""
-
     def work(comm):
-        def tensors(rank):
-            return [
-                *tensors_of(rank, torch.float32, torch.float64, torch.int64),
-                torch.tensor(2**40 + 1 + rank),
-                torch.nn.Parameter(torch.full((5,), float(rank))),
-            ]
-
-        received = tensors(comm.rank)
+        received = tensors_of(comm.rank)
         comm.broadcast_(received)
-        for tensor, source in zip(received, tensors(0), strict=True):
+        for tensor, source in zip(received, tensors_of(0), strict=True):
             assert tensor.dtype == source.dtype and torch.equal(tensor, source)
 
     on_ranks(size, work)
 
 
 @on_all_sizes
-def test_mean_of_statistics(size):
+def test_values_of_all_ranks(size):
     def work(comm):
+        assert comm.all_gather_object(['of', comm.rank]) == [['of', rank] for rank in range(size)]
+        assert 0 <= comm.local_rank < comm.local_size <= comm.size == size
         means = comm.all_reduce_mean({'a': comm.rank, 'b': 1.5})
         assert means == {'a': pytest.approx((size - 1) / 2), 'b': 1.5}
         # Rank 0 alone counts, three times.
@@ -69,21 +57,12 @@ def test_mean_of_statistics(size):
 
 
 @on_all_sizes
-def test_gather_is_in_the_order_of_ranks(size):
-    def work(comm):
-        assert comm.all_gather_object(('of', comm.rank)) == [('of', rank) for rank in range(size)]
-        assert 0 <= comm.local_rank < comm.local_size <= comm.size == size
-
-    on_ranks(size, work)
-
-
-@on_all_sizes
 def test_barrier(size):
     """No rank leaves before the last one has arrived."""
 
     def work(comm):
         if comm.rank == size - 1:
-            time.sleep(0.3)
+            time.sleep(0.1)
         arrived = time.time()
         comm.barrier()
         left = time.time()
@@ -95,13 +74,12 @@ def test_barrier(size):
 @on_all_sizes
 def test_work_of_rank_0_alone(size, monkeypatch):
     """The others wait for its result, and meet it meanwhile."""
-    monkeypatch.setattr(comms, 'MEETING_SECONDS', 0.05)
+    monkeypatch.setattr(comms, 'MEETING_SECONDS', 0.02)
 
     def work(comm):
         gather, gathered = comm.all_gather_object, []
         monkeypatch.setattr(comm, 'all_gather_object', lambda x: gathered.append(x) or gather(x))
-        found = comm.on_rank_0(lambda: time.sleep(0.3) or ('found', comm.rank))
-        assert found == ('found', 0)
+        assert comm.on_rank_0(lambda: time.sleep(0.1) or ['found', comm.rank]) == ['found', 0]
         assert len(gathered) > 2
         assert gather(comm.rank) == list(range(size))  # nothing is left over
 
@@ -149,7 +127,8 @@ def check_average(parameters, comm, parts):
         assert_close(gradient, sum(terms) / comm.size, rtol=1e-6, atol=1e-6)
     assert averages[-2].abs().sum() > 0
     assert averages[-1].abs().sum() == 0
-    assert_same_on_all_ranks(averages, comm)
+    first = comm.all_gather_object(averages)[0]
+    assert all(map(torch.equal, averages, first))  # to the bit
 
 
 class RecordingEngine:
@@ -210,9 +189,8 @@ def test_each_rank_takes_a_gpu_of_its_own(visible, chosen):
     assert [torch_comm.choose_gpu(visible, rank) for rank in range(len(visible))] == chosen
 
 
-@pytest.mark.parametrize('visible', [[['a', 'b']] * 3, [['a', 'b'], ['b', 'a'], []]])
-def test_more_ranks_than_gpus_are_refused(visible):
+def test_more_ranks_than_gpus_are_refused():
     message = r'^3 ranks on \S+, which has 2 visible GPU\(s\): use --mpi 2, .* CUDA_VISIBLE_DEV'
     for rank in range(2):
         with pytest.raises(UserError, match=message):
-            torch_comm.choose_gpu(visible, rank)
+            torch_comm.choose_gpu([['a', 'b']] * 3, rank)
