@@ -241,12 +241,15 @@ class _OnReference(RewardSource):
 
     def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
         """Return the head that rank 0 reads, on the states of `reference`."""
+        if reference.trained_model.is_random:  # each rank has drawn another one
+            comm.broadcast_(reference.get_params())
         own: Any = None
         if comm.rank == 0:
             directory = locations.reward_model_dir(self.name)
-            own = directory, *head.load(directory)
-        directory, fitted, about = comm.all_gather_object(own)[0]
-        return frozen.checked(directory, fitted, about, reference, self.pessimism)
+            fitted, about = head.load(directory)
+            own = directory, vars(fitted), about
+        directory, tensors, about = comm.all_gather_object(own)[0]
+        return frozen.checked(directory, head.Head(**tensors), about, reference, self.pessimism)
 
     def for_evaluation(
         self, save_dir: str, encoding: Encoding, reference: Policy | None = None

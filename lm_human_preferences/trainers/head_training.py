@@ -34,6 +34,8 @@ def train(run: session.Run, phase: FitHead) -> Prediction | None:
     encoder = initial_model.encoding.get_encoder()
     policy_settings = lm_tasks.policy_settings(settings.task, encoder)
     reference = Policy(initial_model, scope='ref_policy', only_samples=True, **policy_settings)
+    if initial_model.is_random:
+        comm.broadcast_(reference.get_params())
     run.begin(phase, initial_model, settings.run.seed)
     labels = TrainingLabels(phase, comm)
     labels.go_on()
@@ -76,13 +78,17 @@ def fit(
     responses = torch.stack([labels[sample] for sample in label_type.samples], dim=1)
     features = _features_of_labels(reference, labels['query'], responses, comm)
     others = torch.cat(comm.all_gather_object(_sampled(phase, reference, comm)))
-    fitted: Any = None
+    fields: Any = None
     if comm.rank == 0:
         subjects = subjects_of(labels, label_type, reference.encoder)
         fitted = fit_head(features, labels, label_type, others, subjects)
-        normalized = _normalized(phase, fitted.head, others, may_be_constant)
-        fitted = fitted._replace(head=normalized)
-    return comm.all_gather_object(fitted)[0]
+        fields = fitted._asdict()
+        fields['head'] = vars(_normalized(phase, fitted.head, others, may_be_constant))
+        fields['prediction'] = fitted.prediction and vars(fitted.prediction)
+    fields = dict(comm.all_gather_object(fields)[0])
+    fields['head'] = heads.Head(**fields['head'])
+    fields['prediction'] = fields['prediction'] and Prediction(**fields['prediction'])
+    return Fitted(**fields)
 
 
 def _features_of_labels(

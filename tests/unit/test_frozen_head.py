@@ -9,6 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 from experiments import resolved
+from ranks import on_ranks
 
 from lm_human_preferences import label_types, lm_tasks, ppo, rewards
 from lm_human_preferences.distributed.comm import Comm
@@ -351,6 +352,18 @@ def test_all_samples_that_are_wanted_set_the_scale_and_a_bar_counts_what_is_read
     counted = bar.return_value.__enter__.return_value.update.call_args_list
     # Of queries 2 * (2 + 3), of responses 4 + 2 + 3 + 4
     assert bar.call_args.kwargs['total'] == sum(call.args[0] for call in counted) == 23
+
+
+def test_ranks_share_one_head(reference, monkeypatch):
+    """And what is known of it, though rank 0 alone has fitted it."""
+    phase = reward_phase(resolved('train_reward', 'test', {'features': 'frozen'}))
+    samples = torch.randn(16, 3 * reference.model.sizes.n_embd)
+    monkeypatch.setattr(head_training, '_sampled', lambda *args: samples)
+    labels = {'query': torch.randint(9, (40, 3)), 'best': torch.randint(4, (40,))}
+    labels.update({f'sample{i}': torch.randint(9, (40, 4)) for i in range(4)})
+    first, second = on_ranks(2, lambda comm: head_training.fit(phase, reference, labels, comm))
+    assert second[1:] == first[1:] and str(second) == str(first)
+    torch.testing.assert_close(vars(second.head), vars(first.head), rtol=0, atol=0)
 
 
 def test_a_head_is_saved_with_what_it_is_of(reference, tmp_path):
