@@ -65,7 +65,7 @@ def _start(settings: Settings, ranks: int) -> str:
     device = 'GPU' if default_device().type == 'cuda' else 'CPU'
     if ranks == 1:
         return f'would start 1 rank on a {device}, {settings.run.precision}'
-    has_horovod = horovod.is_chosen(settings.run.allreduce, launch_methods.expected_family())
+    has_horovod = horovod.is_chosen(settings.run.allreduce, launch_methods.current().family)
     engine = 'horovod' if has_horovod else 'torch'
     return (
         f'would start {ranks} ranks on {device}s, {settings.run.precision}, averaging gradients by'

@@ -1,13 +1,13 @@
 """Averaging gradients over ranks."""
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-# Small enough that buckets overlap with the backward pass, large enough that sending one is not
-# mostly latency.
+# Small enough to overlap with the backward pass, large enough that latency does not matter.
 BUCKET_BYTES = 64 << 20
 
 
@@ -46,13 +46,21 @@ class OverlappedGradients(Gradients):
         self.size = size
         self.begin_sum = begin_sum
         self.buckets: list[torch.Tensor] = []  # each is a vector
-        # parameter -> number of its bucket, and the view of its own part
+        # {parameter: number of its bucket, and the view of its own part}
         self.bucket_views: dict[torch.Tensor, tuple[int, torch.Tensor]] = {}
         # How many gradients each bucket still waits for; None before the last backward pass.
         self.pending: list[int] | None = None
         self.waits: list[Callable[[], object]] = []  # for the buckets sent, the first ones
-        for members in _split_into_buckets(self.parameters[::-1]):
-            self._add_bucket(members)
+        reverse = self.parameters[::-1]
+        for _, alike in itertools.groupby(reverse, lambda each: (each.dtype, each.device)):
+            members: list[torch.Tensor] = []
+            for parameter in alike:
+                members.append(parameter)
+                if sum(each.nbytes for each in members) >= BUCKET_BYTES:
+                    self._add_bucket(members)
+                    members = []
+            if members:
+                self._add_bucket(members)
 
     def _add_bucket(self, members: list[torch.Tensor]) -> None:
         # A weak reference: parameters whose hooks held this object, which holds the parameters,
@@ -102,18 +110,3 @@ class OverlappedGradients(Gradients):
             wait()
         self.pending = None
         self.waits = []
-
-
-def _split_into_buckets(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Split a list of tensors into runs of about BUCKET_BYTES, of one type and on one device."""
-    buckets: list[list[torch.Tensor]] = []
-    kind = None
-    bytes_left = 0
-    for tensor in tensors:
-        if bytes_left <= 0 or (tensor.dtype, tensor.device) != kind:
-            buckets.append([])
-            kind = tensor.dtype, tensor.device
-            bytes_left = BUCKET_BYTES
-        buckets[-1].append(tensor)
-        bytes_left -= tensor.nbytes
-    return buckets

@@ -30,11 +30,9 @@ class Horovod:
 
         self.seconds = seconds
         self.hvd: Any = horovod.torch
-        # Tensors come in large buckets already.
-        os.environ.setdefault('HOROVOD_FUSION_THRESHOLD', '0')
+        os.environ.setdefault('HOROVOD_FUSION_THRESHOLD', '0')  # tensors come in large buckets
         if not torch.cuda.is_available():
-            # In milliseconds. Horovod's thread wakes up every millisecond by default, on a
-            # processor that has better things to do.
+            # Horovod's thread would wake up each millisecond, on a processor that computes.
             os.environ.setdefault('HOROVOD_CYCLE_TIME', '10')
         self.hvd.init()
 
@@ -48,10 +46,8 @@ class Horovod:
         until = time.monotonic() + self.seconds
         while not self.hvd.poll(handle):
             if time.monotonic() > until:
-                raise RankLost(
-                    f'a sum by Horovod has not ended within {self.seconds} s; see'
-                    ' --run.allreduce_timeout'
-                )
+                late = f'a sum by Horovod has not ended within {self.seconds} s'
+                raise RankLost(f'{late}; see --run.allreduce_timeout')
             time.sleep(_POLL_SECONDS)
         self.hvd.synchronize(handle)
 

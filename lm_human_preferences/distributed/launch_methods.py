@@ -11,10 +11,9 @@ _PORT_COUNT = 20480
 # What torch.distributed calls env://. torchrun sets them, and so do Azure ML and Kubernetes'
 # operators without torchrun.
 _TORCH_VARIABLES = ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
-# Variables by which a user decides how OpenMP's threads wait, and how often they look before they
-# sleep. With libgomp's default, 3 ms, waiting threads take the processor from those that they wait
-# for, if another program computes here, too (benchmarks/README.md).
-_WAITING_VARIABLES = ('OMP_WAIT_POLICY', 'GOMP_SPINCOUNT')
+# How often threads of OpenMP look before they sleep. With libgomp's default, 3 ms, waiting threads
+# take the processor from those that they wait for, if another program computes here, too
+# (benchmarks/README.md).
 SPIN_COUNT = '10000'
 
 
@@ -35,7 +34,7 @@ class Launch(NamedTuple):
     launcher: str = 'none'
     size: int = 1
     rank: int = 0  # from 0
-    family: Family | None = None  # of MPI, by which the ranks meet; None: they meet without it
+    family: Family | None = MPICH  # of MPI, by which ranks meet, or would; None: without it
 
     @property
     def decides_size(self) -> bool:
@@ -70,7 +69,7 @@ class Endpoint(NamedTuple):
 def current() -> Launch:
     """Return the launch by the environment; several launchers may have had a part in it."""
     is_torch = all(os.environ.get(name) for name in _TORCH_VARIABLES)
-    by_torch = Launch('torchrun', _number('WORLD_SIZE'), _number('RANK'))
+    by_torch = Launch('torchrun', _number('WORLD_SIZE'), _number('RANK'), family=None)
     # torchrun may itself be started by mpiexec or srun, once on each host.
     if is_torch and 'TORCHELASTIC_RUN_ID' in os.environ:
         return by_torch
@@ -85,12 +84,6 @@ def current() -> Launch:
         return Launch()
     family = OPEN_MPI if 'PMIX_RANK' in os.environ else None
     return Launch('srun', size, _number('SLURM_PROCID'), family)
-
-
-def expected_family() -> Family | None:
-    """Return the MPI of this process's ranks, or of those that it would start; None without."""
-    launch = current()
-    return launch.family if launch.size > 1 else MPICH
 
 
 def endpoint() -> Endpoint:
@@ -117,7 +110,7 @@ def prepare_torch() -> None:
     """Set the environment variables of torch and of OpenMP, before they are loaded."""
     # Else a rank whose store is lost with rank 0 prints stacks of C++.
     os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
-    if not any(map(os.environ.get, _WAITING_VARIABLES)):
+    if not (os.environ.get('OMP_WAIT_POLICY') or os.environ.get('GOMP_SPINCOUNT')):
         os.environ['GOMP_SPINCOUNT'] = SPIN_COUNT
     # torchrun sets it, and it looks like a user's.
     if current().launcher == 'torchrun' and os.environ.get('OMP_NUM_THREADS') == '1':

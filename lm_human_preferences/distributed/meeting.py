@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 LOOPBACK = '127.0.0.1'
-CONNECT_SECONDS = 5  # for an attempt to connect to an address of the first host
+CONNECT_SECONDS = 5  # to one address of the first host
 STORE_SECONDS = 2  # in which a store answers, unless its rank is stopped
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
@@ -82,9 +82,8 @@ def _meet_over_mpi(launch: Launch, family: Family) -> tuple[Endpoint, socket.soc
     world = mpi.COMM_WORLD
     if world.Get_size() != launch.size:
         raise UserError(
-            f'{launch.size} ranks were started, but each sees a world of {world.Get_size()}: they'
-            f' load another MPI than that of their launcher, {family.name}: unset'
-            ' MPI4PY_LIBMPI and MPI4PY_MPIABI'
+            f'{launch.size} ranks were started, but each sees a world of {world.Get_size()}, by'
+            f' another MPI than {family.name}: unset MPI4PY_LIBMPI and MPI4PY_MPIABI'
         )
     is_one_host = world.Split_type(mpi.COMM_TYPE_SHARED).Get_size() == launch.size
     listener = None
@@ -92,8 +91,7 @@ def _meet_over_mpi(launch: Launch, family: Family) -> tuple[Endpoint, socket.soc
     if launch.rank == 0:
         listener = socket.create_server((LOOPBACK if is_one_host else '', 0))
         # The prefix of the keys is a secret, as other users of these hosts may reach the store.
-        job = f'mpi-{secrets.token_hex(16)}'
-        found = [job, listener.getsockname()[1], list(interfaces())]
+        found = secrets.token_hex(16), listener.getsockname()[1], list(interfaces())
         message[:] = json.dumps(found).encode().ljust(len(message))
     world.Bcast(message)  # no object, which would be a pickle
     job, port, addresses = json.loads(message)
@@ -110,11 +108,10 @@ def load_mpi(family: Family) -> ModuleType:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as e:
-        reason = ' '.join(str(e).split())
         raise UserError(
-            f'{family.name} started these ranks, but mpi4py loads no {family.soname} ({reason}):'
-            f' name it by MPI4PY_LIBMPI=/path/to/{family.soname}, or start the ranks by the MPICH'
-            ' that `sh tools/setup.sh` installs, or by torchrun'
+            f'{family.name} started these ranks, but mpi4py loads no {family.soname}'
+            f' ({" ".join(str(e).split())}): name it by MPI4PY_LIBMPI=/path/to/{family.soname}, or'
+            ' start the ranks by the MPICH that `sh tools/setup.sh` installs, or by torchrun'
         ) from e
     return MPI
 
@@ -170,9 +167,9 @@ def open_store(place: Endpoint, listener: socket.socket | None, seconds: int) ->
         store = TCPStore(place.address, place.port, timeout=timeout, **options)
     except (OSError, RuntimeError, ValueError) as error:
         raise RankLost(
-            f'nothing answers at {place.address}, TCP port {place.port} within {seconds} s, where'
-            ' rank 0 should be: MASTER_ADDR and MASTER_PORT must name its host and a free port'
-            ' there; torchrun sets them by its options --master-addr and --local-addr'
+            f'rank 0 does not answer at {place.address}, TCP port {place.port} within {seconds} s:'
+            ' set MASTER_ADDR and MASTER_PORT to its host and a free port there, or, for torchrun,'
+            ' --local-addr or --master-addr'
         ) from error
     return PrefixStore(place.job, store)
 

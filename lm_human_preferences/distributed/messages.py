@@ -17,9 +17,9 @@ def encode(value: Any) -> bytes:
     return json.dumps(value, default=_encode_numbers).encode()
 
 
-def decode(message: bytes | bytearray | memoryview) -> Any:
+def decode(message: bytes) -> Any:
     """Return what `encode` got, to the bit: tuples as lists, tensors on the CPU."""
-    return json.loads(bytes(message), object_hook=_decode_numbers)
+    return json.loads(message, object_hook=_decode_numbers)
 
 
 def _encode_numbers(value: Any) -> Any:

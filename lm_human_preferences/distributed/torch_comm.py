@@ -33,9 +33,9 @@ class TorchComm(Comm):
         launch = launch_methods.current()
         self.rank, self.size = launch.rank, launch.size
         timeout = datetime.timedelta(seconds=seconds)
-        # MPI_Init waits for ever, and so does a store that another program answers for. The stacks
-        # come later than errors, and those of rank 0 first, as they are enough.
-        later = seconds + (STACKS_SECONDS if self.rank == 0 else 2 * STACKS_SECONDS)
+        # MPI_Init waits for ever, and so does a store that another program answers for. Errors come
+        # earlier than the stacks, and rank 0 is the first to print its own.
+        later = seconds + STACKS_SECONDS * (2 if self.rank else 1)
         faulthandler.dump_traceback_later(later, exit=True, file=sys.__stderr__ or sys.stderr)
         group = {'rank': self.rank, 'world_size': self.size, 'timeout': timeout}
         with noticing_lost_ranks():
@@ -92,13 +92,12 @@ class TorchComm(Comm):
 
     def all_gather_object(self, value: T) -> list[T]:
         """Return the `value` of every rank; see `messages` for its types."""
-        message = torch.frombuffer(bytearray(messages.encode(value)), dtype=torch.uint8)
-        lengths = [int(length) for length in self._all_gather(torch.tensor([len(message)]))]
-        padding = max(lengths) - len(message)
-        received = self._all_gather(torch.nn.functional.pad(message, (0, padding)))
+        message = bytearray(messages.encode(value))
+        lengths = self._all_gather(torch.tensor([len(message)]))
+        padded = message.ljust(int(max(lengths)))  # JSON may end in spaces
         values = []
-        for part, length in zip(received, lengths, strict=True):
-            values.append(messages.decode(part[:length].numpy().tobytes()))
+        for received in self._all_gather(torch.frombuffer(padded, dtype=torch.uint8)):
+            values.append(messages.decode(received.numpy().tobytes()))
         return values
 
     def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -2,8 +2,6 @@
 
 import ctypes
 import faulthandler
-import gc
-import importlib
 import multiprocessing
 import os
 import signal
@@ -44,8 +42,15 @@ def become_rank() -> None:
         os.dup2(streams.STDERR, streams.STDOUT)  # lines and progress bars stay in order
 
 
-def run_job(job: str, arguments: dict[str, Any], at_stop: Callable[[], None]) -> NoReturn:
-    """Do `job` on this rank and end the process; at_stop: called on rank 0 after a signal."""
+def run_job(
+    load: Callable[[], Callable[..., object]],
+    arguments: dict[str, Any],
+    at_stop: Callable[[], None],
+) -> NoReturn:
+    """Do the job that `load` imports on this rank, and end the process.
+
+    at_stop: called on rank 0 after a signal.
+    """
     launch_methods.prepare_torch()
     faulthandler.enable(streams.STDERR)  # a crash shows where it happened, as an exception does
     streams.mute_notes(False)
@@ -55,8 +60,9 @@ def run_job(job: str, arguments: dict[str, Any], at_stop: Callable[[], None]) ->
             stop_signals.handled(stop_signals.interrupt, *stop_signals.TO_STOP),
             disk_errors_reported(),
         ):
-            function = import_job(job)
-            comm = import_for_good('lm_human_preferences.distributed.comm')
+            job = load()
+            from lm_human_preferences.distributed import comm  # now that torch is loaded
+
             run = getattr(arguments.get('hparams'), 'run', None)
             if run is None:  # no training: it averages nothing
                 ranks = comm.init_comm('torch')
@@ -64,7 +70,7 @@ def run_job(job: str, arguments: dict[str, Any], at_stop: Callable[[], None]) ->
                 ranks = comm.init_comm(run.allreduce, run.allreduce_timeout)
                 print(f'{ranks.size} ranks, averaging by {ranks.name}')
             try:
-                function(**arguments, comm=ranks)
+                job(**arguments, comm=ranks)
             except meeting.AllStopped:
                 status = 130
             ranks.close()
@@ -126,21 +132,3 @@ def let_rank_0_report() -> None:
     """Let rank 0, which has printed the error of all ranks, end before the others."""
     if launch_methods.current().rank:
         time.sleep(REPORT_SECONDS)
-
-
-def import_job(job: str) -> Callable[..., Any]:
-    """Return the function that 'module:function' names."""
-    module, name = job.split(':')
-    return getattr(import_for_good(module), name)
-
-
-def import_for_good(module: str) -> Any:
-    """Import a module and exempt it from garbage collection, which takes half a second."""
-    if module in sys.modules:
-        return sys.modules[module]
-    gc.disable()
-    try:
-        return importlib.import_module(module)
-    finally:
-        gc.freeze()
-        gc.enable()

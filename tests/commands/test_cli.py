@@ -34,7 +34,6 @@ from lm_human_preferences import storage
 from lm_human_preferences.cli import launch as jobs
 from lm_human_preferences.cli import program, user_settings
 from lm_human_preferences.cli.launch import JobName
-from lm_human_preferences.distributed import worker
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.runs import run_dir
@@ -394,7 +393,7 @@ def test_interrupt_is_quiet():
 
 @pytest.mark.parametrize('job', JobName)
 def test_every_job_that_a_command_names_is_there(job):
-    assert callable(worker.import_job(job))
+    assert callable(jobs.import_job(job))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Starting ranks: how mpiexec is found and called, and two ranks as a user sees them."""
+"""Two ranks as a user sees them."""
 
 import contextlib
 import fcntl
@@ -25,54 +25,19 @@ from launched import (
 )
 
 from lm_human_preferences.cli import launch
-from lm_human_preferences.distributed import launch_methods, launcher, worker
+from lm_human_preferences.distributed import worker
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.runs import run_record
 
 SHORT = (*SMALL, '--ppo.total_episodes=128', '--run.log_interval=1')
 
 
-OPEN_MPI = {'OMPI_COMM_WORLD_SIZE': '4', 'OMPI_COMM_WORLD_RANK': '3'}
-MPICH = {'PMI_SIZE': '4', 'PMI_RANK': '3'}
-SLURM = {'SLURM_STEP_NUM_TASKS': '2', 'SLURM_PROCID': '1'}
-AZURE = {'WORLD_SIZE': '6', 'RANK': '5', 'MASTER_ADDR': 'first', 'MASTER_PORT': '29500'}
-TORCHRUN = {**AZURE, 'TORCHELASTIC_RUN_ID': 'none'}
-
-
-@pytest.mark.parametrize(
-    'variables, launcher, size, rank',
-    [
-        ({}, 'none', 1, 0),
-        (OPEN_MPI, 'mpiexec of Open MPI', 4, 3),
-        (SLURM, 'srun', 2, 1),
-        ({**SLURM, **MPICH}, 'mpiexec of MPICH', 4, 3),  # or srun by PMI2
-        ({**TORCHRUN, **SLURM, **MPICH}, 'torchrun', 6, 5),  # torchrun on each host by mpiexec
-        ({**AZURE, **MPICH}, 'mpiexec of MPICH', 4, 3),
-        ({'WORLD_SIZE': '6', 'RANK': '5'}, 'none', 1, 0),  # nobody says where rank 0 is
-        ({**TORCHRUN, 'WORLD_SIZE': '1', 'RANK': '0'}, 'torchrun', 1, 0),
-    ],
-)
-def test_size_and_rank(monkeypatch, variables, launcher, size, rank):
-    set_launcher(monkeypatch, variables)
-    assert launch_methods.current()[:3] == (launcher, size, rank)
-
-
-def test_ranks_are_started_by_the_environments_own_mpiexec(tmp_path, monkeypatch):
-    """Whatever launcher has started this process."""
-    set_launcher(monkeypatch, {**MPICH, **OPEN_MPI, 'PMIX_RANK': '3'})
-    variables = launcher.rank_environment()
-    assert not [name for name in variables if name.startswith(('PMI', 'OMPI_COMM'))]
-    monkeypatch.setattr(sys, 'executable', str(tmp_path / 'python'))
-    with pytest.raises(UserError, match='no mpiexec to start ranks with: .* or use --mpi 1$'):
-        launcher.become_mpiexec(2)
-
-
 def test_srun_starts_the_ranks_itself(monkeypatch):
     set_launcher(monkeypatch, {'SLURM_STEP_NUM_TASKS': '16'})
     jobs = []
-    monkeypatch.setattr(worker, 'run_job', lambda *job: jobs.append(job[:2]))
-    launch.start_job('job:job', {'a': 1}, None)
-    assert jobs == [('job:job', {'a': 1})]
+    monkeypatch.setattr(worker, 'run_job', lambda load, *job: jobs.append((load(), job[0])))
+    launch.start_job('os.path:join', {'a': 1}, None)
+    assert jobs == [(os.path.join, {'a': 1})]
     with pytest.raises(UserError, match=r'^--mpi 8, but 16 rank\(s\) were started by '):
         launch.start_job('job:job', {}, 8)
 

@@ -18,13 +18,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from lm_human_preferences.distributed import meeting, worker
+from lm_human_preferences.cli.launch import import_for_good
+from lm_human_preferences.distributed import meeting
 
 TESTS = Path(__file__).resolve().parents[1]
 
-ranks = worker.import_for_good('ranks')
-comm = worker.import_for_good('lm_human_preferences.distributed.comm')
-Adam = worker.import_for_good('lm_human_preferences.training.optimizer').Adam
+ranks = import_for_good('ranks')
+comm = import_for_good('lm_human_preferences.distributed.comm')
+Adam = import_for_good('lm_human_preferences.training.optimizer').Adam
 
 
 class PassedCounter:

@@ -1,15 +1,17 @@
 """Communication of ranks: by threads here, and by each engine in commands/test_engines.py."""
 
+import math
 import time
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from compare import assert_close
 from ranks import on_ranks
 
 from lm_human_preferences.distributed import comm as comms
-from lm_human_preferences.distributed import gradients, torch_comm
+from lm_human_preferences.distributed import gradients, messages, torch_comm
 from lm_human_preferences.errors import UserError
 
 SHAPES = ((), (1,), (3, 5), (2, 0), (7,), (257, 3))
@@ -131,23 +133,17 @@ def check_average(parameters, comm, parts):
     assert all(map(torch.equal, averages, first))  # to the bit
 
 
-class RecordingEngine:
-    def __init__(self):
-        self.sent, self.waited = [], []
-
-    def begin_sum(self, tensor):
-        number = len(self.sent)
-        self.sent.append(tensor.clone())
-        return lambda: self.waited.append(number)
-
-
 def test_buckets_are_sent_during_the_backward_pass():
     """In the last pass, those of the last parameters before the first ones have gradients."""
-    engine = RecordingEngine()
+    sent_tensors, waited, sent_before = [], [], []
+
+    def begin_sum(tensor):
+        sent_tensors.append(tensor.clone())
+        return lambda: waited.append(tensor)
+
     parameters = parameters_like([(30,)] * 3)
-    averaged = gradients.OverlappedGradients(parameters, 2, engine.begin_sum)
-    sent_before = []
-    parameters[0].register_hook(lambda gradient: sent_before.append(len(engine.sent)))
+    averaged = gradients.OverlappedGradients(parameters, 2, begin_sum)
+    parameters[0].register_hook(lambda gradient: sent_before.append(len(sent_tensors)))
     for last in (False, True):
         if last:
             averaged.require_sync()
@@ -157,20 +153,20 @@ def test_buckets_are_sent_during_the_backward_pass():
         h.backward(retain_graph=True)
     assert sent_before == [0, 2]
     averaged.synchronize()
-    assert engine.waited == [0, 1, 2]
+    assert [id(each) for each in waited] == [id(bucket) for bucket in averaged.buckets]
     plain = torch.autograd.grad(h, parameters)  # of either pass
-    for sent, parameter, gradient in zip(
-        engine.sent, reversed(parameters), reversed(plain), strict=True
+    for sent, bucket, parameter, gradient in zip(
+        sent_tensors, averaged.buckets, reversed(parameters), reversed(plain), strict=True
     ):
         assert sent.abs().sum() > 0
         assert_close(sent, 2 * gradient / 2, rtol=1e-6, atol=1e-5)  # two passes, two ranks
-        assert parameter.grad.data_ptr() == averaged.bucket_views[parameter][1].data_ptr()
+        assert parameter.grad.data_ptr() == bucket.data_ptr()
 
 
 def test_gradients_are_freed_with_their_parameters():
     """So that the reward model's do not stay while the policy is trained."""
     parameters = parameters_like(SHAPES)
-    averaged = gradients.OverlappedGradients(parameters, 2, RecordingEngine().begin_sum)
+    averaged = gradients.OverlappedGradients(parameters, 2, lambda tensor: None)
     freed = [weakref.ref(x) for x in (averaged, averaged.buckets[0], parameters[0])]
     loss_of(parameters, 0, 1).backward()
     del averaged, parameters
@@ -194,3 +190,37 @@ def test_more_ranks_than_gpus_are_refused():
     for rank in range(2):
         with pytest.raises(UserError, match=message):
             torch_comm.choose_gpu([['a', 'b']] * 3, rank)
+
+
+@pytest.mark.parametrize('value', [None, 2**70, -0.0, math.inf, 'a"é\ud800', {'a': [True, {}]}])
+def test_messages(value):
+    assert repr(messages.decode(messages.encode(value))) == repr(value)
+
+
+@pytest.mark.parametrize(
+    'value',
+    [
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        torch.arange(6).reshape(2, 3).t(),
+        torch.tensor([math.nan, -0.0]),
+        torch.zeros(2, 0),
+        torch.tensor(3, dtype=torch.bfloat16),
+        torch.nn.Parameter(torch.ones(2)),
+    ],
+)
+def test_messages_of_numbers(value):
+    """To the bit, and they can be written to."""
+    received, one = messages.decode(messages.encode({'a': (value, np.int64(1))}))['a']
+    assert isinstance(received, torch.Tensor) == isinstance(value, torch.Tensor)
+    assert received.dtype == value.dtype and received.shape == value.shape and one == 1
+    as_bytes = []
+    for each in map(torch.as_tensor, (received, value)):
+        as_bytes.append(each.detach().contiguous().reshape(-1).view(torch.uint8).tolist())
+    assert as_bytes[0] == as_bytes[1]
+    received[...] = 0
+
+
+@pytest.mark.parametrize('value', [{1, 2}, b'', object(), np.array([None])])
+def test_what_ranks_do_not_send(value):
+    with pytest.raises(TypeError):
+        messages.encode(value)
