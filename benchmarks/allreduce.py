@@ -63,10 +63,12 @@ def plain_mean():
     return mean
 
 
-def seconds_under(launcher, engine):
+def seconds_under(launcher, engine, ranks):
     """Those that `measure_here` prints."""
+    if not launcher.command:  # ours
+        return measure(ranks, __file__, '--measure', engine)
     run = subprocess.run(
-        [*(launcher.starter or launcher.command), sys.executable, __file__, '--measure', engine],
+        [*launcher.command, sys.executable, __file__, '--measure', engine],
         env={**os.environ, 'OMP_NUM_THREADS': '1', **launcher.variables},
         capture_output=True,
         text=True,
@@ -113,9 +115,9 @@ def main():
             except real_launchers.Missing as missing:
                 print(f'{name}: {missing}')
                 continue
-            for engine in launcher.engines():
+            for engine in real_launchers.available_engines(launcher.mpi):
                 row = f'{engine} by {name}'
-                measurements[row] = functools.partial(seconds_under, launcher, engine)
+                measurements[row] = functools.partial(seconds_under, launcher, engine, args.ranks)
         for _ in range(args.rounds):
             for row, measurement in measurements.items():
                 seconds.setdefault(row, []).extend(measurement())

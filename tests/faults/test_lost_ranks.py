@@ -17,6 +17,7 @@ import real_launchers
 from launched import FOREVER, MPIEXEC, REPOSITORY, eventually, start_job, torch_variables
 
 from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
 
 pytestmark = pytest.mark.slow
 END = 20  # seconds in which everything has to end
@@ -42,6 +43,11 @@ def training(launcher, tmp_path):
     launch = launcher.train(tmp_path, *FOREVER, *QUICK)
     launch.reach(3)
     return launch
+
+
+def assert_checkpoint_is_intact(launch):
+    bundle = Bundle(checkpoints.latest(launch.run / 'policy' / 'checkpoints'))
+    assert {name: bundle[name].shape for name in bundle}['policy/model/wte'] == (27, 7)
 
 
 @pytest.fixture
@@ -102,7 +108,7 @@ def test_a_killed_rank_ends_all(training):
     """By `--mpi 2`: test_resume_kill.py."""
     os.kill(training.ranks()[1], signal.SIGKILL)
     assert training.end_within(END) != 0
-    training.assert_checkpoint_is_intact()
+    assert_checkpoint_is_intact(training)
     assert 'lm_human_preferences' not in training.errors(), 'the traceback of a lost connection'
 
 
@@ -187,10 +193,11 @@ def test_a_signal_saves_the_step(training, ask, status):
 
 @pytest.mark.parametrize('name', ['srun by PMIx'])
 def test_a_signal_leaves_a_whole_checkpoint(launcher, training):
-    """Though Open MPI does not wait for another one."""
-    launcher.send_sigterm(training)
+    """Though Open MPI does not wait for another one. Slurm asks the ranks, as at a time limit."""
+    (job,) = {env.get('SLURM_JOB_ID') for env in training.processes().values()} - {None}
+    launcher.cluster.run('scancel', '--signal=TERM', job, check=True)
     assert training.end_within(END) != 0
-    training.assert_checkpoint_is_intact()
+    assert_checkpoint_is_intact(training)
 
 
 def test_a_batch_job_goes_on_after_its_time_limit(slurm, tmp_path):

@@ -1,6 +1,7 @@
 """Ranks as threads of one process, or, under helpers/on_mpi.py, as those of WORLD."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -61,28 +62,22 @@ def on_ranks(size, work):
         return [work(WORLD)]
     if size == 1:
         return [work(comms.Comm())]
-    slots = [None] * size
-    barrier = threading.Barrier(size, timeout=TIMEOUT_SECONDS)
-    results = [None] * size
-    errors = []
+    slots, barrier = [None] * size, threading.Barrier(size, timeout=TIMEOUT_SECONDS)
 
     def run(rank):
         try:
-            results[rank] = work(ThreadComm(rank, slots, barrier))
-        except Exception as e:
-            errors.append(e)
+            return work(ThreadComm(rank, slots, barrier))
+        except BaseException:
             barrier.abort()
+            raise
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        # Ranks that waited for the one that failed have errors, too.
-        causes = [e for e in errors if not isinstance(e, threading.BrokenBarrierError)]
-        raise [*causes, *errors][0]
-    return results
+    with ThreadPoolExecutor(size) as pool:
+        ranks = [pool.submit(run, rank) for rank in range(size)]
+    errors = [rank.exception() for rank in ranks if rank.exception()]
+    # Ranks that waited for the one that failed have errors, too.
+    for error in sorted(errors, key=lambda each: isinstance(each, threading.BrokenBarrierError)):
+        raise error
+    return [rank.result() for rank in ranks]
 
 
 def need(size):

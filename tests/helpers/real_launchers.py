@@ -22,21 +22,15 @@ class Missing(Exception):
 
 @dataclass(frozen=True)
 class Launcher:
-    """command: what comes before `python launch.py`. words: options of launch.py. starter: what
-    comes before other programs, if that differs. mpi: what the ranks speak, if they speak MPI.
-    variables: of its environment. engine: what averages their gradients."""
+    """command: what comes before `python launch.py`. words: options of launch.py. mpi: what the
+    ranks speak, if they speak MPI. variables: of its environment. engine: averages gradients."""
 
     command: tuple[str, ...]
     mpi: Family | None = None
     words: tuple[str, ...] = ()
-    starter: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
     cluster: slurm_cluster.Cluster | None = None
     engine: str = 'torch'
-
-    def engines(self) -> list[str]:
-        """Return those that its ranks can average by in this environment."""
-        return available_engines(self.mpi)
 
     def start_job(self, directory, name, **settings):
         """Launch two ranks of a job in rank_jobs.py."""
@@ -48,14 +42,6 @@ class Launcher:
         words = (*self.words, f'--run.allreduce={self.engine}', *words)
         return Launch(directory, *words, started_by=self.command, **self.variables)
 
-    def send_sigterm(self, launch) -> None:
-        """Ask what it has started to end; Slurm asks the ranks, as at a time limit."""
-        if self.cluster is None:
-            launch.process.terminate()
-            return
-        (job,) = {env.get('SLURM_JOB_ID') for env in launch.processes().values()} - {None}
-        self.cluster.run('scancel', '--signal=TERM', job).check_returncode()
-
 
 def available_engines(mpi=MPICH) -> list[str]:
     """Return the engines of ranks that speak `mpi` (None: no MPI)."""
@@ -63,8 +49,7 @@ def available_engines(mpi=MPICH) -> list[str]:
 
 
 def our_launcher(cluster, ranks=2):
-    starter = mpich(cluster, ranks).command
-    return Launcher((), MPICH, words=(f'--mpi={ranks}',), starter=starter)
+    return replace(mpich(cluster, ranks), command=(), words=(f'--mpi={ranks}',))
 
 
 def mpich(cluster, ranks=2):
@@ -130,7 +115,7 @@ def find(name: str, request) -> Launcher:
     name, _, engine = name.partition(', ')
     try:
         launcher = LAUNCHERS[name](lambda: request.getfixturevalue('slurm'))
-        if engine and engine not in launcher.engines():
+        if engine and engine not in available_engines(launcher.mpi):
             raise Missing(f'{engine} is not built for the MPI of these ranks')
     except Missing as missing:
         pytest.skip(str(missing))

@@ -3,6 +3,7 @@
 import math
 import time
 import weakref
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,12 +16,22 @@ from lm_human_preferences.distributed import gradients, messages, torch_comm
 from lm_human_preferences.errors import UserError
 
 SHAPES = ((), (1,), (3, 5), (2, 0), (7,), (257, 3))
-on_all_sizes = pytest.mark.parametrize('size', (2, 3))
+
+
+def on_two_and_three_ranks(work):
+    """Make a test that calls work(comm) on each rank."""
+
+    @pytest.mark.parametrize('size', (2, 3))
+    def test(size):
+        on_ranks(size, work)
+
+    return test
 
 
 @pytest.fixture(autouse=True)
-def small_buckets(monkeypatch):
+def small(monkeypatch):
     monkeypatch.setattr(gradients, 'BUCKET_BYTES', 100)
+    monkeypatch.setattr(comms, 'MEETING_SECONDS', 0.02)
 
 
 def tensors_of(rank):
@@ -33,59 +44,44 @@ def tensors_of(rank):
     return tensors
 
 
-@on_all_sizes
-def test_broadcast(size):
-    def work(comm):
-        received = tensors_of(comm.rank)
-        comm.broadcast_(received)
-        for tensor, source in zip(received, tensors_of(0), strict=True):
-            assert tensor.dtype == source.dtype and torch.equal(tensor, source)
-
-    on_ranks(size, work)
+@on_two_and_three_ranks
+def test_broadcast(comm):
+    received = tensors_of(comm.rank)
+    comm.broadcast_(received)
+    for tensor, source in zip(received, tensors_of(0), strict=True):
+        assert tensor.dtype == source.dtype and torch.equal(tensor, source)
 
 
-@on_all_sizes
-def test_values_of_all_ranks(size):
-    def work(comm):
-        assert comm.all_gather_object(['of', comm.rank]) == [['of', rank] for rank in range(size)]
-        assert 0 <= comm.local_rank < comm.local_size <= comm.size == size
-        means = comm.all_reduce_mean({'a': comm.rank, 'b': 1.5})
-        assert means == {'a': pytest.approx((size - 1) / 2), 'b': 1.5}
-        # Rank 0 alone counts, three times.
-        stats = {'a': 4.0} if comm.rank == 0 else {}
-        assert comm.all_reduce_mean(stats, 3.0 if comm.rank == 0 else 0.0) == {'a': 4.0}
-
-    on_ranks(size, work)
+@on_two_and_three_ranks
+def test_values_of_all_ranks(comm):
+    ranks = range(comm.size)
+    assert comm.all_gather_object(['of', comm.rank]) == [['of', rank] for rank in ranks]
+    assert 0 <= comm.local_rank < comm.local_size <= comm.size
+    means = comm.all_reduce_mean({'a': comm.rank, 'b': 1.5})
+    assert means == {'a': pytest.approx((comm.size - 1) / 2), 'b': 1.5}
+    # Rank 0 alone counts, three times.
+    stats = {'a': 4.0} if comm.rank == 0 else {}
+    assert comm.all_reduce_mean(stats, 3.0 if comm.rank == 0 else 0.0) == {'a': 4.0}
 
 
-@on_all_sizes
-def test_barrier(size):
-    """No rank leaves before the last one has arrived."""
-
-    def work(comm):
-        if comm.rank == size - 1:
-            time.sleep(0.1)
-        arrived = time.time()
-        comm.barrier()
-        left = time.time()
-        assert left >= max(comm.all_gather_object(arrived))
-
-    on_ranks(size, work)
+@on_two_and_three_ranks
+def test_ranks_wait_for_the_last_one(comm):
+    if comm.rank == comm.size - 1:
+        time.sleep(0.1)
+    arrived = time.time()
+    comm.barrier()
+    left = time.time()
+    assert left >= max(comm.all_gather_object(arrived))
 
 
-@on_all_sizes
-def test_work_of_rank_0_alone(size, monkeypatch):
+@on_two_and_three_ranks
+def test_work_of_rank_0_alone(comm):
     """The others wait for its result, and meet it meanwhile."""
-    monkeypatch.setattr(comms, 'MEETING_SECONDS', 0.02)
-
-    def work(comm):
-        gather, gathered = comm.all_gather_object, []
-        monkeypatch.setattr(comm, 'all_gather_object', lambda x: gathered.append(x) or gather(x))
+    gather, gathered = comm.all_gather_object, []
+    with mock.patch.object(comm, 'all_gather_object', lambda x: gathered.append(x) or gather(x)):
         assert comm.on_rank_0(lambda: time.sleep(0.1) or ['found', comm.rank]) == ['found', 0]
-        assert len(gathered) > 2
-        assert gather(comm.rank) == list(range(size))  # nothing is left over
-
-    on_ranks(size, work)
+    assert len(gathered) > 2
+    assert gather(comm.rank) == list(range(comm.size))  # nothing is left over
 
 
 def parameters_like(shapes):
@@ -99,12 +95,10 @@ def loss_of(parameters, rank, part):
     return sum(((rank + part + 1) * (p**2).sum() + (p * part).sum()) for p in reached)
 
 
-@pytest.mark.parametrize('parts', (1, 3))
-@on_all_sizes
-def test_gradients_are_averaged(size, parts):
-    """Like plain averaging, over several updates of several backward passes; alike on all ranks."""
-
-    def work(comm):
+@on_two_and_three_ranks
+def test_gradients_are_averaged(comm):
+    """Like plain averaging, over several updates of 1 and of 3 backward passes; alike on all."""
+    for parts in (1, 3):
         parameters = parameters_like(SHAPES)
         averaged = comm.average_gradients(parameters)
         for update in range(3):
@@ -115,8 +109,6 @@ def test_gradients_are_averaged(size, parts):
                 loss_of(parameters, comm.rank, update + part).backward()
             averaged.synchronize()
             check_average(parameters, comm, range(update, update + parts))
-
-    on_ranks(size, work)
 
 
 def check_average(parameters, comm, parts):
