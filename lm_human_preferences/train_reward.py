@@ -20,7 +20,6 @@ from lm_human_preferences.plan.phases import FitHead, TrainReward
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.trainers import head_training
 from lm_human_preferences.trainers.reward_hooks import reward_hooks
 from lm_human_preferences.trainers.reward_trainer import RewardModelTrainer
 from lm_human_preferences.trainers.training_labels import TrainingLabels
@@ -74,6 +73,8 @@ def train_models(run: session.Run, left: Sequence[TrainReward]) -> Prediction | 
     held-out labels.
     """
     if isinstance(left[0], FitHead):
+        from lm_human_preferences.trainers import head_training  # rooms that others do without
+
         return head_training.train(run, left[0])
     comm, labels = run.comm, TrainingLabels(left[0], run.comm)
     for phase in left:

@@ -23,8 +23,6 @@ MACHINE = {
     'gpu': '{}',
     'ranks': '{} ranks',
     'threads': '{} threads',
-    'peak_gigabytes': '{} GB',
-    'peak_gpu_gigabytes': '{} GB of the GPU',
 }
 OWN_MODEL = 'rewards.trained_model'  # a run that trains its own model sets it
 OF_NAMES = ('labels.without', 'serve.labellers')  # endings of options whose values name labellers
@@ -111,11 +109,9 @@ def command_lines(command: Mapping[str, Any], has_names: bool) -> str:
 def _machine(command: Mapping[str, Any]) -> list[Row]:
     machine = [text.format(command[key]) for key, text in MACHINE.items() if command.get(key)]
     versions = [f'{name} {command[name]}' for name in run_record.versions() if command.get(name)]
-    commit, changed, _ = str(command.get('commit') or NOT_RECORDED).partition('-dirty')
     return [
         ('Machine', ', '.join(machine) or NOT_RECORDED),
         ('Versions', ', '.join(versions) or NOT_RECORDED),
-        ('Commit', f'{commit[:12]}, changed' if changed else commit[:12]),
     ]
 
 

@@ -32,10 +32,9 @@ and each of `commands`
     command           as it was typed, without keys of URLs; null for a program of somebody's own
     began, ended      in UTC, as 2026-11-02T08:00:00Z; no `ended` for one that was killed, or works
     how               finished, interrupted, or failed: EXCEPTION
-    seconds, processor_seconds, peak_gigabytes, peak_gpu_gigabytes
+    seconds           of the clock
     ranks, launcher, processor, threads, gpu
     python, lm-human-preferences, torch, transformers, numpy
-    commit            of a checkout, with -dirty where files differ from it
     seeds             {folder of a network: seed}
     adapter, base     of an initial model with adapters
 
@@ -44,21 +43,17 @@ Entries that this program does not know, as a fork may have written, are left al
 
 import contextlib
 import copy
-import functools
 import glob
 import importlib.metadata
 import itertools
 import os
 import platform
 import re
-import resource
 import shlex
-import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from lm_human_preferences import __version__, storage
@@ -68,8 +63,6 @@ from lm_human_preferences.runs.run_files import COMMANDS, RECORD
 
 SCRIPTS = ('launch.py', 'sample.py')
 PACKAGES = ('torch', 'transformers', 'numpy')
-_ROOT = Path(__file__).parents[2]  # of the project
-_GIT_SECONDS = 5  # a checkout on a slow network drive is not waited for longer
 _THIS_PROCESS = uuid.uuid4().hex[:12]
 _EMPTY = {'ranks': 0, 'settings': {}, 'digests': {}, 'labels': {}, 'commands': []}
 Record = Mapping[str, Mapping[str, Any]]  # {command: entry}
@@ -168,7 +161,6 @@ def begin(
         'launcher': launch_methods.current().launcher,
         **machine,
         **versions(),
-        'commit': _commit(),
         'seeds': {},
     }
     with _changed(directory) as record:
@@ -198,25 +190,9 @@ def ended(directory: str, command: str) -> Iterator[None]:
         try:
             if _under_way(training(directory, command)) is not None:
                 with _changed(directory) as record:
-                    (_under_way(record[command]) or {}).update(end | _resources())
+                    (_under_way(record[command]) or {}).update(end)
         except UserError as e:
             print(f'note: {e}', file=sys.stderr)
-
-
-def _resources() -> dict[str, float | None]:
-    """Return the time of processors and the most memory that this process has taken."""
-    own = resource.getrusage(resource.RUSAGE_SELF)
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
-    torch = sys.modules.get('torch')
-    peak_of_gpu = None
-    if torch is not None and torch.cuda.is_initialized():
-        peak_of_gpu = round(torch.cuda.max_memory_allocated() / 2**30, 3)
-    return {
-        'processor_seconds': round(seconds, 1),
-        'peak_gigabytes': round(own.ru_maxrss / 2**20, 3),
-        'peak_gpu_gigabytes': peak_of_gpu,
-    }
 
 
 def _under_way(entry: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -260,21 +236,3 @@ def versions() -> dict[str, str]:
     """Return {name: version} of this program, Python and the packages that it computes with."""
     own = {'lm-human-preferences': __version__, 'python': platform.python_version()}
     return own | {name: importlib.metadata.version(name) for name in PACKAGES}
-
-
-@functools.cache
-def _commit() -> str | None:
-    """Return the commit of this checkout, with -dirty if files differ from it; None if unknown."""
-    if not (_ROOT / '.git').exists():
-        return None
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        described = subprocess.check_output(
-            ['git', 'describe', '--always', '--abbrev=40', '--exclude=*', '--dirty'],
-            cwd=_ROOT,
-            env={**os.environ, 'GIT_OPTIONAL_LOCKS': '0'},
-            stderr=subprocess.DEVNULL,
-            text=True,
-            timeout=_GIT_SECONDS,
-        )
-        return described.strip()
-    return None

@@ -106,19 +106,6 @@ def test_a_line_of_the_policy_has_its_speed_and_the_time_left(capsys, monkeypatc
     assert row[:4] == ['2/4', '256', '0.50', '0.00'] and row[-2:] == ['16', '00:16']
 
 
-def test_rows_fit_a_terminal(capsys):
-    """The longest numbers that may come."""
-    logging.configure_console('summary')
-    trainer = trainer_of(total_steps=62500, episodes_done=0, total_episodes=4e9, reward_blocks=(1,))
-    table = policy_hooks.policy_table(trainer)
-    trainer.episodes_done = 2_000_000
-    table.began -= 161
-    stats = dict.fromkeys((f'objective/{name}' for name in NAMES), -12.3456)
-    table.after_step(62500, stats | {'objective/kl_coef': 0.0123, 'ppo/loss/total': -12.3456})
-    heads, row = capsys.readouterr().out.splitlines()[-2:]
-    assert 'spread' in heads and len(heads) == len(row) < 80
-
-
 @pytest.mark.parametrize('words', ['train_policy test x --dry_run', 'train_reward test x'])
 def test_what_is_made_of_a_file_of_queries_is_told_once(tmp_path, words):
     (tmp_path / 'x.jsonl').write_text('"abc"\n"a.b"\n')

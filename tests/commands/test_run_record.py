@@ -47,8 +47,7 @@ def test_a_run_is_trained_evaluated_and_resumed(train, tmp_path, monkeypatch):
     first = found[0]
     assert first['ranks'] == first['threads'] == 1 and first['gpu'] is None
     assert first['lm-human-preferences'] == lm_human_preferences.__version__
-    assert first['began'] <= first['ended'] and first['peak_gigabytes'] > 0.1
-    assert first['processor_seconds'] > 0 < first['seconds']
+    assert first['began'] <= first['ended'] and first['seconds'] > 0
     # With the run it is deleted.
     assert train(f'{trained} --overwrite').exit_code == 0
     assert len(run_record.commands(run_record.read(str(tmp_path / 'run')))) == 1

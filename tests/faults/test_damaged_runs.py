@@ -16,7 +16,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.report import model_card, page
 from lm_human_preferences.report.run import read_run
 
-COPIES = 16  # of each run
+COPIES = 10  # of each run
 GONE, FOLDER, LINK = 'gone', 'folder', 'link'  # what may be in place of a file
 # What may stand where JSON, or lines of JSON, should.
 OTHER_CONTENT = {

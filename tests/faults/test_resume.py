@@ -273,17 +273,16 @@ def test_finished_name_is_refused(finished):
     assert_same(result_of(finished / 'run'), before)
 
 
-@pytest.mark.parametrize('variable', ['TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT'])
-def test_a_restart_by_the_launcher_loses_nothing(finished, monkeypatch, variable):
+def test_a_restart_by_the_launcher_loses_nothing(finished, monkeypatch):
     """What was saved before is neither refused without a word of help nor deleted."""
     argv, before = words('train_reward', finished), result_of(finished / 'run')
-    monkeypatch.setenv(variable, '1')
+    monkeypatch.setenv('SLURM_RESTART_COUNT', '1')
     saved = 'what this run had saved before torchrun or Slurm started it again'
     for given in (argv, [*argv, '--overwrite']):
         refusal = error_of(invoke(given))
         assert refusal.startswith(f'{finished}/run holds {saved}: give --run.resume on')
     assert_same(result_of(finished / 'run'), before)
-    monkeypatch.setenv(variable, '0')
+    monkeypatch.setenv('SLURM_RESTART_COUNT', '0')
     assert 'holds a run already' in error_of(invoke(argv))
 
 

@@ -172,11 +172,6 @@ def test_every_other_change_is_refused_by_name(command, settings, tmp_path):
     assert ('run.serve.port' in accepted) == ('run.serve' in settings)
 
 
-def test_other_settings_are_refused(copied):
-    told = '--rewards.adaptive_kl off: .* goes on with on, .* or start another one'
-    assert re.match(told, error_of(invoke(f'resume {copied} --rewards.adaptive_kl off')))
-
-
 def test_the_command_of_a_run_without_one_of_its_options(copied):
     """It is refused, also where that option might change."""
     words = f'train_policy test run --mpi 1 --save_dir {copied.parent} --run.resume on {SMALL}'

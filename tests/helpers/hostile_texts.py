@@ -59,7 +59,7 @@ def write_hostile_run(run, text):
     storage.write_json(str(run / 'train_reward_hparams.json'), new_model)
     labellers = {f'{text}{number}': 1 for number in range(2)}
     write_learned(run, source=text, found=2, answers={text: 1}, labellers=labellers, digest=text)
-    machine = dict.fromkeys(('processor', 'gpu', 'python', 'torch', 'commit', 'launcher'), text)
+    machine = dict.fromkeys(('processor', 'gpu', 'python', 'torch', 'launcher'), text)
     write_command(run, text, '2026-11-02T08:00:00Z', text, text, {text: 1}, **machine)
     points = {'base': {'kl': 0.0, 'reward': 0.1}, 'policy': {'kl': 1.0, 'reward': 0.5}}
     rewards = {name: {**points, text: points['base'], 'frontier': {}} for name in ('model', text)}

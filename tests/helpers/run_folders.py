@@ -41,7 +41,6 @@ MACHINE = {
     'torch': '2.13.0+cpu',
     'transformers': '5.23.0',
     'numpy': '2.4.6',
-    'commit': '3ce96054ce35c6b8d7f7fd5cf5a0bd783dc6b072',
 }
 
 
@@ -106,9 +105,7 @@ def write_command(run, command, began, ended=None, how='finished', seeds=None, *
     """Write a command's record; ended None: it was killed. machine: differences from MACHINE."""
     record = {'command': command, 'began': began, **MACHINE, **machine, 'seeds': seeds or {}}
     if ended is not None:
-        times = {'seconds': 60.5, 'processor_seconds': 58.0}
-        memory = {'peak_gigabytes': 0.808, 'peak_gpu_gigabytes': None}
-        record |= {'ended': ended, 'how': how, **times, **memory}
+        record |= {'ended': ended, 'how': how, 'seconds': 60.5}
     path = run / run_files.RECORD
     found = json.loads(path.read_text()) if path.exists() else {}
     found.setdefault('train_policy', {}).setdefault('commands', []).append(record)

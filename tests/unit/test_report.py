@@ -132,7 +132,7 @@ AMBER = {  # was interrupted, killed, and then came close to the best possible
     page.MADE: [
         r'train_policy mock_sentiment amber \\ --mpi 2 \\ --ppo\.total',
         'interrupted .* not recorded, killed .* finished .* AMD EPYC .*, 2 ranks',
-        r'Commit 3ce96054ce35 Resumed before step 9, 13 .* ppo\.lr 0\.002 0\.003',
+        r'Resumed before step 9, 13 .* ppo\.lr 0\.002 0\.003',
     ],
 }
 BIRCH = {  # learned from two people, and an alarm stopped it
