@@ -82,7 +82,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         self.host_buffers: dict[str, torch.Tensor] = {}
         self.failed = False
         self.stop_requested = False
-        self.was_signalled = False  # by a signal that is not only a warning
+        self.was_signalled = False  # by a signal other than the WARNINGS
         self.thread = concurrent.futures.ThreadPoolExecutor(1)
 
     def __exit__(self, *error: object) -> None:
@@ -236,7 +236,7 @@ class Checkpointer(contextlib.AbstractContextManager):
                 os.write(2, text.encode())
 
     def after_step(self, trainer: Trainer) -> None:
-        """Raise an error of the background; AllStopped after a save if a rank was asked to stop."""
+        """Raise the error of a background save; after a stop signal, save and raise AllStopped."""
         if self.writing and self.writing.done():
             self.wait()
         if any(self.comm.all_gather_object(self.stop_requested)):

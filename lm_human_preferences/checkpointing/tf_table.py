@@ -62,8 +62,7 @@ class Table:
             raise ValueError('the checksum of a block does not match')
         if self._data[end]:
             raise ValueError(
-                'it is compressed, which is not supported; TensorFlow from 1.2 on writes none'
-                ' that is'
+                'it is compressed, which is not supported; TensorFlow does not compress since 1.2'
             )
         return self._data[offset:end]
 

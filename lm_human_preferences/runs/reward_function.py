@@ -1,4 +1,4 @@
-"""Reward function of the user's, FILE.py:FUNCTION, and the copy of its file in a run.
+"""The user's reward function, FILE.py:FUNCTION, and the copy of its file in a run.
 
 A run may come from anywhere, so nothing that its files name or hold is ever run: code runs only
 where an option of this very command names it. The copy is there to be read.
@@ -19,7 +19,7 @@ NAME = 'rewards.function'  # name of the option
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Function of a file. name: FILE.py:FUNCTION. text: content of the file."""
+    """Function in a file. name: FILE.py:FUNCTION. text: content of the file."""
 
     name: str
     text: str
@@ -66,9 +66,9 @@ def read(name: str) -> Source:
 
 
 def check_named(run: str, recorded: str, named: str | None) -> None:
-    """Raise UserError unless the command has `named` a function in place of the `recorded` one.
+    """Raise UserError unless this command names a function for a run that learns from one.
 
-    A line on standard error says so if the file has changed since the run began.
+    recorded: function that the run learned from. A note says if its file has changed since then.
     """
     copy = storage.join(run, run_files.FUNCTION)
     if named is None:

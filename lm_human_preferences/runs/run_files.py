@@ -21,11 +21,11 @@ SAMPLES = 'samples.jsonl'  # answers of the policy during the training
 LABELS = 'labels'  # folder of labels that are collected while a policy trains
 # In every folder of labels, see labels/folder.py
 TASK, QUESTIONS, ANSWERS, USED = 'task.json', 'questions.jsonl', 'answers', 'used.jsonl'
-LABELLER = re.compile(r'[A-Za-z0-9_-]{1,32}')  # by whose name a file in `answers` is called
-# Ends the names of what belongs to a member of an ensemble of reward models, but for the first.
+LABELLER = re.compile(r'[A-Za-z0-9_-]{1,32}')  # names of labellers, and of their files in `answers`
+# suffix of the second and later reward models of an ensemble
 _MEMBER = r'(?:_[1-9]\d*)?'
 FUNCTION = 'reward_function.py'  # copy of the user's reward function
-# What belongs to a tokeniser: copied beside a model that is saved with it, where it exists.
+# files of a tokeniser, which are copied beside a model that uses it
 TOKENISER, TOKENISER_SETTINGS = 'tokenizer.json', 'tokenizer_config.json'
 CHAT_TEMPLATE = 'chat_template.jinja'
 GENERATION_CONFIG = 'generation_config.json'
@@ -40,11 +40,10 @@ TOKENISER_FILES = (
 _ANSWERS = rf'{ANSWERS}/({LABELLER.pattern})\.jsonl'
 _TOKENISER = '|'.join(map(re.escape, TOKENISER_FILES))
 _LABEL_FILES = rf'({"|".join(map(re.escape, (TASK, QUESTIONS, USED)))}|{_ANSWERS}|{_TOKENISER})'
-ADAPTER = 'adapter.json'  # names the base of a network that is saved as adapters
+ADAPTER = 'adapter.json'  # the base of a network that is saved as adapters
 BASE = 'base'  # folder with a copy of the base of adapters
-# Beside the weights of a network: its sizes, transformers' config of it, and its encoding with the
-# files of a tokeniser.
 FROZEN_HEAD = 'frozen_head.safetensors'  # head, in the folder of its reward model
+# files beside the weights of a network
 _MODEL_FILES = (
     rf'{re.escape(SIZES)}|config\.json|{re.escape(ADAPTER)}|encoding|{_TOKENISER}'
     rf'|{re.escape(FROZEN_HEAD)}'
@@ -95,7 +94,7 @@ class CommandFiles:
 
 
 def usual_directory(*names: str) -> str:
-    """Return the folder of all runs by default, of those of a command, or of COMMAND and NAME."""
+    """Return the default folder of all runs, or its subfolder COMMAND or COMMAND/NAME."""
     return os.path.join(os.environ.get('LMHP_SAVE_DIR') or '/tmp/save', *names)
 
 
@@ -121,7 +120,7 @@ COMMANDS = {files.command: files for files in (REWARD, POLICY)}
 
 
 def is_network(name: str) -> bool:
-    """Return whether a directory of a run is called like a network that a command trains."""
+    """Return whether a run keeps a network in a directory of this name."""
     own = any(name == files.network for files in COMMANDS.values())
     return own or re.fullmatch(f'{REWARD.network}{_MEMBER}', name) is not None
 
@@ -133,7 +132,7 @@ def written_by(commands: Iterable[str], more: str = '') -> re.Pattern[str]:
 
 
 def uploaded_by(commands: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern for what is uploaded while these commands run."""
+    """Return a pattern for the files to upload while these commands run."""
     return re.compile(f'{written_by(commands).pattern}|{EVALUATION}')
 
 

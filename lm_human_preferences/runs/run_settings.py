@@ -25,10 +25,10 @@ AnyTraining = TypeVar('AnyTraining', bound=Training)
 INITIAL_MODEL = 'task.policy.initial_model'
 OWN_REWARD = 'rewards.trained_model'  # in a run that trains its reward model, its place
 _GIVEN_FILES = ('task.query_dataset', OWN_REWARD)  # options with files that a resumed run reads
-_OF_MODEL = ('.json', '.safetensors')  # endings of a model's files
+_MODEL_FILES = ('.json', '.safetensors')  # endings of a model's files
 LENGTH = 'ppo.total_episodes'
-# These, and run.serve, may change when a run goes on, if the user names them; and the path of a
-# file that has the same content. tests/faults/test_resume_settings.py shows what each then does.
+# Options that may change when a run is resumed, if the user gives them; so may run.serve.*, and the
+# path of an unchanged file. tests/faults/test_resume_settings.py shows what each then does.
 MAY_CHANGE = {
     LENGTH,
     'ppo.micro_batch_size',
@@ -57,7 +57,7 @@ def write(hparams: Training, directory: str, *, experiment: str | None, ranks: i
     resume = hparams.run.resume
     if resume:
         hparams = copy.deepcopy(hparams)
-        # Not what `use_own_model` may have put in its place
+        # `use_own_model` may have replaced the name of the initial model.
         _set_initial_model(hparams, as_recorded(hparams).task.policy.initial_model)
     trainings: dict[str, hyperparams.HParams] = {hparams.command: hparams}
     settings = {hparams.command: _additions(hparams)}
@@ -86,7 +86,7 @@ def write(hparams: Training, directory: str, *, experiment: str | None, ranks: i
 
 
 def _additions(hparams: Training) -> dict[str, Any]:
-    """Return the options of this port that a resumed run keeps."""
+    """Return the options that the original lacks and that a resumed run keeps."""
     found = hparams.additions()
     return {name: found[name] for name in found if name not in OF_ONE_START}
 
@@ -263,12 +263,12 @@ def _files_at(path: str) -> Iterator[str]:
             yield test_part
     elif os.path.exists(os.path.join(path, 'config.json')):
         for name in sorted(os.listdir(path)):
-            if name.endswith(_OF_MODEL):
+            if name.endswith(_MODEL_FILES):
                 yield os.path.join(path, name)
 
 
 def pins(hparams: Training, *, ask: bool = True) -> dict[str, Any]:
-    """Return {setting: value} of commits and drawn seeds; ask: False for commits in the cache."""
+    """Return {setting: value with a commit, or drawn seed}; ask: whether to ask the hub."""
     recorded: dict[str, Any] = {}
     if hparams.run.resume and hparams.run.directory is not None:
         before = as_recorded(hparams)

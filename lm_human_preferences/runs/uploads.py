@@ -118,12 +118,12 @@ def _is_list(path: str) -> bool:
 
 
 def _order(path: str) -> int:
-    """Return 0 for settings, 1 for files of checkpoints, 2 for lists: files of 0 come first."""
+    """Return when a file is uploaded: first 0, settings; then 1, checkpoints; then 2, lists."""
     return 2 if _is_list(path) else int(_stem(path) is not None)
 
 
 def _stem(path: str) -> str | None:
-    """Return the checkpoint of a file, its path without the suffix; None for other files."""
+    """Return the checkpoint that a file belongs to, as a path without suffix, or None."""
     match = names.FILE.fullmatch(os.path.basename(path))
     return match and os.path.join(os.path.dirname(path), match[1])
 
@@ -152,7 +152,7 @@ class Uploader:
             self._try_to_sync()
 
     def _try_to_sync(self) -> None:
-        """Upload; print the first of several errors, but for a file that was deleted meanwhile."""
+        """Upload, and warn of the first of several errors; files may be deleted meanwhile."""
         before, self.error = self.error, None
         try:
             sync(self.url, self.directory, self.pattern, self.known)

@@ -15,7 +15,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.training.loop import FailedElsewhere, Hook, Trainer
 from lm_human_preferences.utils.logging import ALARMS, announce, log_in_summary, progress
 
-REPEAT_AFTER = 100  # steps until an alarm is reported again
+REPEAT_AFTER = 100  # steps until the same alarm is reported again
 KL = 'objective/kl'
 
 
@@ -59,9 +59,9 @@ class ProgressBar(Hook):
 class Table(Hook):
     """Hook that prints the first and last step, and those between, as lines of a table on rank 0.
 
-    unit: of what a training learns from, such as episodes. amounts: returns how many of them are
-    learned from, and how many will be. columns: {heading: (width, number format)} of statistics;
-    values: returns these from the statistics of the last step.
+    unit: what a training learns from, such as episodes. amounts: returns the units learned from so
+    far, and in total. columns: {heading: (width, number format)}. values: returns the values of the
+    columns from the statistics of the last step.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ EPSILON = 1e-5
 
 
 class Adam:
-    """Optimizer of the trainable ones among `parameters` {name: Parameter}, on all ranks."""
+    """Optimizer of `parameters` {name: Parameter} that require gradients, on all ranks."""
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], *, comm: Comm) -> None:
         self.parameters = {name: each for name, each in parameters.items() if each.requires_grad}

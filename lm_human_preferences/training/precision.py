@@ -70,7 +70,7 @@ def configure(
         # as each sampled token has a new one: in 0.04 to 2.7 s on an H100. Its gradients are NaN
         # at some lengths (issue 196678 of PyTorch).
         torch.backends.cuda.enable_cudnn_sdp(False)
-        # What deterministic algorithms need, and do not: to fill new memory takes time.
+        # Deterministic algorithms need the first, but not the second, which takes time.
         os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
         algorithms: Any = torch.utils.deterministic
         algorithms.fill_uninitialized_memory = False
@@ -96,7 +96,7 @@ def configure(
 
 
 def _select(library: Library) -> Library:
-    """Select `library`, or PyTorch's own where that one loses digits; return which it is."""
+    """Select `library`, or PyTorch's own if that one is inexact; return the selected one."""
     products.select(library)
     if library == 'onednn' and products.error_of_a_product() > products.LARGEST_ERROR:
         library = 'default'
@@ -156,7 +156,7 @@ def autocast(device: torch.device) -> torch.autocast:
 
 
 def autocast_dtype(default: torch.dtype) -> torch.dtype:
-    """Return the type that layers compute in; `default` if it is that of their inputs."""
+    """Return the configured type of layers; `default` if they compute in that of their inputs."""
     return _kernels.reduced or default
 
 
