@@ -45,20 +45,15 @@ def reward_table(trainer: RewardModelTrainer) -> Table:
 
 
 class HeldOut(Hook):
-    """Hook that measures held-out accuracy after each epoch, and within the first one."""
+    """Hook that measures held-out accuracy after each epoch."""
 
     def __init__(self, trainer: RewardModelTrainer) -> None:
         self.trainer = trainer
-        size, steps = trainer.settings.batch_size, trainer.steps_of_epoch
-        self.due = [steps // part * size for part in (2, 4, 8)]  # in labels
-        self.learned = trainer.labels_done
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """Log the accuracy when it is due, and print the last one; all ranks take part."""
+        """Log the accuracy after an epoch, and print the last one; all ranks take part."""
         trainer = self.trainer
-        before, self.learned = self.learned, trainer.labels_done
-        ends_epoch = self.learned % trainer.num_train == 0
-        if not ends_epoch and not any(before < due <= self.learned for due in self.due):
+        if step % trainer.steps_of_epoch != 0:
             return
         prediction = trainer.predict_held_out()
         if prediction is None:
