@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 class Run:
     """Run of a training command, whose directory this process has locked.
 
-    settings: of the whole command. experiment: its name, for the record. place: directory of a new
-    reward model. bases: base models that networks with adapters share.
+    settings: settings of the whole command. experiment: name of the experiment, for the record.
+    place: directory of a new reward model. bases: base models that networks with adapters share.
     """
 
     settings: Settings

@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 def check_directory(directory: str) -> None:
     """Raise UserError if a run cannot be kept in `directory`."""
-    if storage.is_remote(directory):
-        raise UserError(f'--save_dir: {directory} is remote; give a local directory')
-    existing = os.path.abspath(directory)
-    while not os.path.lexists(existing):  # a dangling link cannot become a directory
-        existing = os.path.dirname(existing)
+    existing = storage.existing_part(directory)
     if not (os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK)):
         raise UserError(
             f'--save_dir: {directory} cannot be made: {existing} is not a directory that you may'
