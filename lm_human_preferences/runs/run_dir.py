@@ -124,9 +124,8 @@ def fetch_run_dir(save_dir: str, fetch: bool = True) -> str:
     from lm_human_preferences.runs import uploads
 
     if not uploads.is_up_to_date(save_dir, directory) and fetch:
-        with run_lock.acquire(directory) as lock_file:
+        with run_lock.held(directory, ranks=1):
             uploads.fetch(save_dir, directory, run_files.written_by(run_files.COMMANDS))
-            os.remove(lock_file.name)
     return directory
 
 
@@ -145,21 +144,18 @@ def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(hparams: Training, directory: str, ranks: int) -> Iterator[None]:
-    """Hold the lock of a run's directory; remove it at the end, and the directory if empty."""
-    is_new = not os.path.isdir(directory)
-    with stop_signals.handled(stop_signals.interrupt, *stop_signals.TO_STOP):
-        try:
-            with run_lock.acquire(directory) as lock_file:
-                run_lock.name_holder(lock_file, ranks)
-                if not hparams.run.resume:
-                    refuse_existing(hparams)
-                for path in own_files(hparams):
-                    if path.endswith('.part'):
-                        os.remove(path)
-                with _uploaded(hparams, directory), run_record.ended(directory, hparams.command):
-                    yield
-        finally:
-            run_lock.release(directory, and_directory=is_new)
+    """Hold the lock of a run's directory, upload what is written, and record how it ends."""
+    with (
+        stop_signals.handled(stop_signals.interrupt, *stop_signals.TO_STOP),
+        run_lock.held(directory, ranks),
+    ):
+        if not hparams.run.resume:
+            refuse_existing(hparams)
+        for path in own_files(hparams):
+            if path.endswith('.part'):
+                os.remove(path)
+        with _uploaded(hparams, directory), run_record.ended(directory, hparams.command):
+            yield
 
 
 def _uploaded(hparams: Training, directory: str) -> contextlib.AbstractContextManager[None]:

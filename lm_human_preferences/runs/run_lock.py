@@ -5,6 +5,7 @@ import io
 import os
 import socket
 import time
+from collections.abc import Iterator
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError, os_errors_as
@@ -49,8 +50,23 @@ def _held(path: str, holder: str) -> UserError:
     return UserError(f'{path}: {who} is writing this run: wait for its end, or use another NAME')
 
 
-def name_holder(lock: io.FileIO, ranks: int) -> None:
-    """Write into the locked file that this process holds it; UserError on a full disk."""
+@contextlib.contextmanager
+def held(directory: str, ranks: int) -> Iterator[None]:
+    """Hold the lock of a run directory; then remove it, and a new directory if it is empty."""
+    is_new = not os.path.isdir(directory)
+    with acquire(directory) as lock:
+        try:
+            _name_holder(lock, ranks)
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # an upload has deleted it; or it is not empty
+                os.remove(lock.name)
+                if is_new:
+                    os.rmdir(directory)
+
+
+def _name_holder(lock: io.FileIO, ranks: int) -> None:
+    """Write into the lock file which process holds it; UserError on a full disk."""
     process = f'process {os.getpid()} on {_HOST}, since {time.strftime("%F %T")}, {ranks} rank(s)'
     with os_errors_as(f'--save_dir: {lock.name} cannot be written'):
         lock.truncate(0)
@@ -70,16 +86,3 @@ def is_held(directory: str) -> bool:
     except UserError:
         return True
     return False
-
-
-def release(directory: str, *, and_directory: bool) -> None:
-    """Remove the lock, and an empty directory, of a run that has ended and no other job has."""
-    path = os.path.join(directory, LOCK)
-    if not os.path.exists(path):
-        return
-    # UserError: another job has the run. OSError: the directory is not empty.
-    with contextlib.suppress(UserError, OSError):
-        with acquire(directory):
-            os.remove(path)
-        if and_directory:
-            os.rmdir(directory)

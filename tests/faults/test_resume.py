@@ -368,19 +368,6 @@ def test_lock_that_was_deleted_before_it_was_taken(tmp_path, monkeypatch, is_mad
         run_lock.acquire(str(tmp_path))
 
 
-def test_ctrl_c_while_the_lock_is_taken_leaves_none(tmp_path, monkeypatch):
-    take = fcntl.flock
-
-    def interrupted(file, kind):
-        monkeypatch.setattr(fcntl, 'flock', take)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(fcntl, 'flock', interrupted)
-    with pytest.raises(KeyboardInterrupt), run_dir.lock_run_dir(hparams_in(tmp_path), comm_of()):
-        pass
-    assert not (tmp_path / 'lock').exists()
-
-
 def test_what_was_killed_before_it_had_its_settings_is_no_run(tmp_path):
     hparams = hparams_in(tmp_path)
     command = hparams.command
