@@ -17,7 +17,10 @@ _PREFIX = 'events.out.tfevents.'  # prefix of the names of event files
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-    """Finite values by tag, step by step; events; tags whose last value is not finite."""
+    """Events of a run. curves: finite values by tag. broken: tags whose last value is not finite.
+
+    alarms: (step, text). resumed: steps at which the run was resumed.
+    """
 
     curves: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     broken: frozenset[str] = frozenset()
@@ -40,9 +43,10 @@ def read(run: str, events: str) -> Log:
                 for text in value.tensor.string_val:
                     alarms.add((event.step, text.decode(errors='replace')))
     curves = {}
-    for tag, of_tag in values.items():
-        if math.isfinite(of_tag[max(of_tag)]):
-            curves[tag] = [of_tag[step] for step in sorted(of_tag) if math.isfinite(of_tag[step])]
+    for tag, by_step in values.items():
+        if math.isfinite(by_step[max(by_step)]):
+            curve = [by_step[step] for step in sorted(by_step)]
+            curves[tag] = list(filter(math.isfinite, curve))
     broken = frozenset(values.keys() - curves.keys())
     return Log(curves, broken, tuple(sorted(alarms)), tuple(sorted(resumed)))
 
@@ -62,18 +66,11 @@ def _events(run: str, events: str) -> Iterator[Any]:
 
 def _files(run: str, events: str) -> list[str]:
     """Return the paths of a run's event files in order, after fetching those of a remote run."""
+    directory = storage.join(run, events)
     if not storage.is_remote(run):
-        return _files_in(os.path.join(run, events))
+        found = glob.glob(f'{glob.escape(directory)}/{_PREFIX}*')
+        return sorted(filter(os.path.isfile, found))  # opening a pipe would block
     with contextlib.suppress(storage.StorageError):
-        found = _files_in(os.path.join(storage.staging_dir(run), events))
-        if found:
-            return found
-        directory = storage.join(run, events)
         names = [name for name in storage.listing(directory) if name.startswith(_PREFIX)]
         return [storage.cached_path(storage.join(directory, name)) for name in sorted(names)]
     return []
-
-
-def _files_in(directory: str) -> list[str]:
-    # Opening a pipe would block.
-    return sorted(filter(os.path.isfile, glob.glob(f'{glob.escape(directory)}/{_PREFIX}*')))
