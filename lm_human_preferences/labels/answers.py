@@ -127,7 +127,7 @@ class Answer:
 class AnswerLog:
     """Answers of a labeller, as far as the file has been read.
 
-    givers: {uuid: labeller} of all files, none of which may repeat an answer.
+    givers: {uuid: labeller} of the answers in all files; an answer may be in one file only.
     """
 
     def __init__(
@@ -140,9 +140,9 @@ class AnswerLog:
         self.label_type, self.givers = label_type, givers
         self.labeller = os.path.basename(path).removesuffix('.jsonl')
         self.reader = json_lines.Reader(path, most_lines)
-        self.uuids: dict[str, Answer] = {}  # all ever given
+        self.uuids: dict[str, Answer] = {}  # all answers, also those taken back
         self.line_of: dict[str, int] = {}  # {uuid: number of its line, from 1}
-        # {question: answers that were not taken back, the last one last}
+        # {question: its answers in order, without those taken back}
         self.by_question: dict[str, list[Answer]] = {}
         self.taken_back: set[str] = set()
         self.last_time = 0.0  # time of the last answer
@@ -192,11 +192,11 @@ class AnswerLog:
         return None
 
     def last_answers(self) -> list[Answer]:
-        """Return the answer to each question that counts, or the skip."""
+        """Return the last answer, or skip, to each question."""
         return [answers[-1] for answers in self.by_question.values()]
 
     def answer_to(self, question: str) -> Answer | None:
-        """Return the answer to a question that counts, or the skip; None if there is neither."""
+        """Return the last answer, or skip, to a question; None if there is neither."""
         answers = self.by_question.get(question)
         return answers[-1] if answers else None
 

@@ -3,8 +3,9 @@
 docs/labelling.md lists its files. Each has one writer at a time, and only grows
 (labels/json_lines.py), so that any number of readers may follow a folder while people answer.
 
-A question is asked of one labeller, or of several where its `labellers` says so. Two skips retire
-it, but for a gold one. Of a labeller's answers to a question the last one counts.
+A question is asked of as many labellers as its `labellers` says. It is retired when two of them
+have skipped it, unless it is a gold question. If a labeller has answered it twice, the last answer
+counts.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ from lm_human_preferences.utils.terminal import printable
 
 # Kinds of questions. Those of validation compare two policies; the answer to a gold one is known.
 TRAIN, VALIDATION, GOLD = 'train', 'validation', 'gold'
-EVERYBODY = 1_000_000  # value of `labellers` if everybody answers a question
-RETIRED_AFTER = 2  # labellers who skip a question
+EVERYBODY = 1_000_000  # value of `labellers` for questions that everybody answers
+RETIRED_AFTER = 2  # number of labellers who have skipped a question
 _TOKENS = b', "query": '  # where the token ids begin in a line of questions.jsonl
 _QUESTION = {'id': str, 'kind': str, 'labellers': COUNT, 'part': str, 'texts_read': COUNT}
 
@@ -55,7 +56,7 @@ class Question:
 
     id: str
     kind: str
-    labellers: int  # who are to answer it
+    labellers: int  # number of labellers who are to answer it
     policies: tuple[str, ...]  # policy of each sample
     weights: tuple[str, ...]  # digest of each policy; '' if it was not recorded
     part: str  # split of the data set
@@ -164,7 +165,7 @@ class LabelFolder:
         return not question.is_retired(answers) and given(answers) < question.labellers
 
     def answers_that_count(self, question: Question, without: Collection[str] = ()) -> list[Answer]:
-        """Return the first answer (and imported ones), or all answers of several labellers."""
+        """Return the first answer and all imported ones; all answers to a repeated question."""
         answers = self.answers_to(question, without)
         answers = [answer for answer in answers if answer.value is not None]
         answers.sort(key=operator.attrgetter('age'))
@@ -189,9 +190,9 @@ class LabelFolder:
     def as_labels(
         self, answers: Iterable[Answer], as_text: bool = False
     ) -> Iterator[dict[str, Any]]:
-        """Yield answers as objects of a label file, with the ids that they had elsewhere.
+        """Yield answers as objects of a label file, with the ids that they were imported with.
 
-        as_text: whether to add what only labels in words have, such as the labeller.
+        as_text: whether to add the labeller, and whether all samples are bad.
         """
         for answer in answers:
             question = self.questions[answer.question]
@@ -212,7 +213,7 @@ class LabelFolder:
         return max(time.time(), math.nextafter(latest, sys.float_info.max))
 
     def lines_read(self) -> dict[str, int]:
-        """Return {labeller: lines of the answers that were read}, `lines` of this state."""
+        """Return {labeller: number of lines read}, by which `lines` restores this state."""
         return {name: log.reader.lines for name, log in self.logs.items()}
 
     def lines_used(self, labeller: str) -> int:

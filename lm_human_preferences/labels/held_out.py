@@ -1,8 +1,8 @@
 """Held-out labels, and their prediction by a reward model.
 
-A query is held out or not by the digest of its text: all that was asked about it is on one side,
-on every rank and in every run, and stays there when labels are added. Where there is no query,
-labels that share a response are on one side.
+The digest of a query's text decides whether it is held out, with all labels about it: on every
+rank, in every run, and also after labels were added. Labels without a query are held out together
+if they share a response.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ def is_held_out(
 def subjects_of(labels: Labels, label_type: LabelType, encoder: Encoder) -> torch.Tensor:
     """Return the number (labels,) of the subject of each label, by which labels are left out.
 
-    Where all are about one query, it is that of labels without one; see _connected.
+    If all are about one query, they are treated as labels without a query; see _connected.
     """
     subjects = _subjects(labels, label_type, encoder)
     if len(set(subjects)) == 1:

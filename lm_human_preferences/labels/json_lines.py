@@ -13,8 +13,8 @@ from lm_human_preferences.errors import UserError, os_errors_as
 class Reader:
     """Reader that follows a file as it grows; a file that is not there is empty.
 
-    most_lines: where to stop, as if the file had no more; None: at its end. offset, lines: how much
-    has been read. A last line without an end is not read: it is being written, or a kill tore it.
+    most_lines: number of lines after which to stop; None: read all. offset, lines: bytes and lines
+    that have been read. A last line without an end is left: it is being written, or a kill tore it.
     """
 
     def __init__(self, path: str, most_lines: int | None = None) -> None:

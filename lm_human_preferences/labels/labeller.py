@@ -40,23 +40,20 @@ class Refused(UserError):
 class Labeller(Writer):
     """One labeller at work: the only writer of their file of answers.
 
-    key: of the orders of questions and samples, which nobody else can compute.
+    key: secret that decides the order of questions, and of the samples of each.
     """
 
     def __init__(self, folder: LabelFolder, name: str, key: bytes = b'') -> None:
         check_name(name)
         self.folder, self.name, self._key = folder, name, key
+        folder.refresh()  # before a file is made: some of the folder may be damaged
         path = os.path.join(folder.path, ANSWERS, f'{name}.jsonl')
         super().__init__(
             path,
             f'{path} is in use: {name} is labelling already; use another --labeller, or try again'
             ' when they have left',
         )
-        try:
-            folder.refresh()
-        except BaseException:
-            self.close()
-            raise
+        folder.refresh()
 
     @property
     def log(self) -> AnswerLog:
@@ -75,7 +72,7 @@ class Labeller(Writer):
                 self.folder.refresh()
 
     def rank(self, name: str) -> bytes:
-        """Return the sort key by which questions, and the samples of one, are shown."""
+        """Return the sort key of a question, or of a sample, by which they are shown."""
         return hashlib.sha256(self._key + f'{self.name}/{name}'.encode()).digest()
 
     def left(self) -> int:

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from lm_human_preferences.labels.folder import GOLD, LabelFolder, Question, given
 from lm_human_preferences.labels.labeller import Labeller
 
-HOLD_SECONDS = 120.0  # after which a question without an answer may go to others, too
+HOLD_SECONDS = 120.0  # seconds without an answer after which a question may go to others, too
 
 
 class Assignments:
-    """Gives each labeller one question at a time, and none to more of them than it needs.
+    """Gives each labeller one question at a time, and each question to as many as it needs.
 
-    A labeller holds a question until they answer it. While others have nothing else to do, a
-    question that was held for HOLD_SECONDS goes to them, too: the first answer counts. Gold
-    questions, which everybody is asked, come among others, not when nothing else is left: they
-    would be known by that. Callers hold a lock.
+    A labeller holds a question until they answer it. If others have nothing else to do, they get a
+    question that has been held for HOLD_SECONDS, too; the first answer counts. Everybody is asked
+    the gold questions, but not when nothing else is left: by that they would be known. Callers hold
+    a lock.
     """
 
     def __init__(
@@ -28,9 +28,9 @@ class Assignments:
         self.held: dict[str, tuple[str, float]] = {}  # {labeller: (question, since when)}
 
     def give(self, name: str) -> tuple[Question | None, int]:
-        """Return the question to be answered now, the same one until it is, and how many are left.
+        """Return the question to be answered now, and the number of questions left.
 
-        Left are also questions that others hold.
+        It is the same question until it is answered. Those that others hold count as left.
         """
         own, _ = self.held.get(name, ('', 0.0))
         waiting = self._waiting(name, own)
@@ -57,8 +57,9 @@ class Assignments:
     def _waiting(self, name: str, own: str) -> list[Question]:
         """Return the questions that a labeller, who holds the question `own`, will be asked.
 
-        Gold questions are left out near the end, so that another question follows each of them:
-        meanwhile each other labeller may answer the one that they hold and take one more.
+        Gold questions are left out near the end, so that another question follows each gold one:
+        each of the other labellers may meanwhile answer the question that they hold, and get one
+        more.
         """
         questions = self.folder.questions.values()
         open_to = [question for question in questions if self.folder.is_open_for(question, name)]
@@ -71,7 +72,8 @@ class Assignments:
     def _rank(self, name: str, question: Question) -> int:
         """Return the sort key by which questions are given.
 
-        Labellers share all questions but the gold ones, of which each is asked about that part.
+        A labeller gets about as large a part of the gold questions as of the others, which they
+        share.
         """
         rank = int.from_bytes(self.labellers[name].rank(question.id))
         return rank // len(self.labellers) if question.kind == GOLD else rank

@@ -26,8 +26,8 @@ from lm_human_preferences.language import tokenisers
 class LabellingService:
     """Labellers at work on one folder, each writing a file of answers, until `stack` is closed.
 
-    Samples are in an order, and questions have names in the browser, that nobody can compute who
-    lacks a random key: an id would tell the order.
+    A random key decides the order of the samples, and the names of questions in the browser. By
+    the id of a question anybody could compute that order.
     """
 
     def __init__(
@@ -76,8 +76,9 @@ class LabellingService:
     ) -> dict[str, Any]:
         """Record a choice, or a skip and its reason, and return what comes next.
 
-        It is on the disk on return, once for each uuid `answer`. question: the name of the one that
-        the labeller holds. seconds: that it took, at most as long as they have held it.
+        It is on the disk on return, once for each uuid `answer`. question: name, in the browser, of
+        the question that the labeller holds. seconds: that they took; it is cut to the time for
+        which they have held it.
         """
         labeller, label_type = self.labellers[name], self.folder.label_type
         control = label_type.control

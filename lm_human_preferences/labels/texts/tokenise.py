@@ -43,9 +43,9 @@ class Tokeniser:
 
     An empty query becomes the token that ends a text, if the encoding has one.
 
-    too_long: treatment of longer texts: 'refuse', 'skip' or 'cut'. The end of a text is cut, as the
-    task cuts its own queries, but the beginning of a dialogue, whose end is what is answered.
-    option: the name of the option too_long, for errors.
+    too_long: treatment of longer texts: 'refuse', 'skip' or 'cut'. A text loses its end, as queries
+    of the task do; a dialogue loses its beginning, since its last turn is answered. option: name of
+    the option too_long, for errors.
     """
 
     def __init__(self, encoding: Encoding, task: TaskHParams, too_long: str, option: str) -> None:
@@ -74,7 +74,7 @@ class Tokeniser:
     def question(self, label: TextLabel, fields: Sequence[str], where: str) -> Tokens:
         """Return {name: padded token ids} of query and samples. fields: names of the samples.
 
-        Skipped for a preference in which there is nothing to prefer.
+        Skipped for a preference with an empty text, or two responses of the same tokens.
         """
         is_pair = not label.is_ordered
         if is_pair and any(map(is_empty, (label.query, *label.samples))):
