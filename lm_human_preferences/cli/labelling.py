@@ -121,8 +121,9 @@ def _experiment_command(
         user_settings.override(hparams, settings)
         if name == 'import_labels' and hparams.task.query_dataset is None:
             hparams.task.query_dataset = OF_LABELS
-        if hparams.labels.source is None:
-            hparams.labels.source = values[-1]  # the labels are made here
+        texts = values[0] if name == 'import_labels' else options.questions or options.gold
+        if texts or hparams.labels.source is None:
+            hparams.labels.source = texts or values[-1]
         launch.start_job(
             job,
             {
