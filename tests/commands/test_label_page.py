@@ -23,7 +23,7 @@ from page_client import Client, Server
 from lm_human_preferences.commands import answer_questions
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.labelling_options import LabelHParams, WebHParams
-from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder
+from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.page import app, server
 
 TEXTS = [(f'question {i}', *(f'{i}, sample {j}' for j in range(4))) for i in range(30)]
@@ -365,35 +365,3 @@ def test_nobody_has_taken_longer_than_the_server_was_waiting(path):
         anna.answer(anna.question()['id'], seconds=0.0)
     written_seconds = [json.loads(line).get('seconds') for line in written(path)]
     assert written_seconds == [20.0, None, 10.0, 0.0]
-
-
-def asked(path, *names):
-    """The kinds of the questions that labellers are asked in turn, {name: kinds in their order}."""
-    folder = LabelFolder(str(path))
-    kinds = {name: [] for name in names}
-    with served(path, *names) as (page, *clients):
-        waiting = dict(zip(names, clients, strict=True))
-        while waiting:
-            for name, client in list(waiting.items()):
-                state = client.state()
-                if state['question'] is None:
-                    assert state['left'] == 0
-                    del waiting[name]
-                    continue
-                kinds[name].append(folder.questions[id_of(page, state['question']['id'])].kind)
-                assert client.answer(state['question']['id'])[0] == 200
-    return kinds
-
-
-def test_nobody_is_left_with_gold_questions_alone(tmp_path):
-    """By which they would be known; they come in between, to everybody."""
-    write_texts(tmp_path / 'f', TEXTS)
-    gold = [(f'gold {i}', *'abcd') for i in range(6)]
-    write_texts(tmp_path / 'f', gold, kind='gold', labellers=EVERYBODY, gold=1)
-    kinds = asked(tmp_path / 'f', 'anna', 'bob', 'carl')
-    assert sum(found.count('train') for found in kinds.values()) == 30
-    assert all(found[-1] == 'train' for found in kinds.values())
-    assert all(found.count('gold') >= 4 for found in kinds.values())
-    assert asked(tmp_path / 'f', 'dora') == {'dora': []}  # who comes when all is done
-    write_texts(tmp_path / 'g', TEXTS[:3], kind='gold', labellers=EVERYBODY, gold=1)
-    assert asked(tmp_path / 'g', 'anna', 'bob') == {'anna': ['gold'] * 3, 'bob': ['gold'] * 3}

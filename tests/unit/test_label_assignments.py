@@ -5,7 +5,7 @@ import random
 import pytest
 from label_folders import make_folder
 
-from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.page.assignments import HOLD_SECONDS, Assignments
 
@@ -151,3 +151,36 @@ def test_random_work_keeps_every_rule(world):
             both = any(answer.labeller in fresh for answer in answers)
             assert len(fresh) + given <= question.labellers or question.id in taken_back or both
     assert finished > 50 and len(taken_back) < len(it.folder.questions)
+
+
+def kinds_asked(it, names=NAMES):
+    """Return {labeller: kinds of the questions that they are asked}; all answer in turn."""
+    kinds = {name: [] for name in names}
+    waiting = list(names)
+    while waiting:
+        for name in list(waiting):
+            question = it.give(name)
+            if question is None:
+                assert it.left(name) == 0
+                waiting.remove(name)
+            else:
+                kinds[name].append(it.folder.questions[question].kind)
+                it.answer(name, question)
+    return kinds
+
+
+def test_nobody_is_left_with_gold_questions_alone(world, tmp_path):
+    """By which they would be known; they come in between, to everybody."""
+    gold = {'seed': 1, 'kind': 'gold', 'labellers': EVERYBODY, 'gold': 1}
+    make_folder(tmp_path / 'f', 6, **gold)
+    kinds = kinds_asked(world(count=30))
+    assert sum(found.count('train') for found in kinds.values()) == 30
+    assert all(found[-1] == 'train' for found in kinds.values())
+    assert all(found.count('gold') >= 4 for found in kinds.values())
+    with Labeller(LabelFolder(str(tmp_path / 'f')), 'dora') as dora:  # who comes when all is done
+        assert Assignments(dora.folder, {'dora': dora}).give('dora') == (None, 0)
+
+
+def test_gold_questions_are_asked_where_there_are_no_others(world):
+    kinds = kinds_asked(world(count=3, kind='gold', labellers=EVERYBODY, gold=1))
+    assert kinds == dict.fromkeys(NAMES, ['gold'] * 3)

@@ -172,29 +172,6 @@ def test_a_query_that_is_not_understood_is_refused(record, message):
         assert message in str(error.value)
 
 
-OTHER = [{**USER, 'content': 'Who?'}, BAD]
-
-
-@pytest.mark.parametrize(
-    'chosen, rejected',
-    [
-        (f'{DIALOGUE} a{MORE} b', f'{DIALOGUE} a\n\nHuman: x'),
-        ([USER, GOOD], OTHER),
-        ([USER, GOOD, USER], [USER, GOOD, OTHER[0]]),
-    ],
-)
-def test_dialogues_of_which_a_question_differs_are_no_answers(chosen, rejected, tmp_path):
-    found = [
-        ('here', {'chosen': chosen, 'rejected': rejected}),
-        ('there', {'chosen': [USER, GOOD, USER, GOOD], 'rejected': [USER, BAD, USER, GOOD]}),
-    ]
-    labels, notes = tokenise.tokenise(found, hparams(query=90, response=90), bytes_of(tmp_path))
-    assert [label.query for label in labels] == ['Why?']
-    assert notes == [
-        'Left out: 1 records whose dialogues differ before the assistant answers, in their query'
-    ]
-
-
 @pytest.mark.parametrize(
     'labeller, name',
     [
@@ -221,24 +198,42 @@ def bytes_of(tmp_path):
     return tokenisers.read(write_byte_level(tmp_path))
 
 
-CALL = {'role': 'assistant', 'content': None, 'tool_calls': [{'function': {'name': 'f'}}]}
+CALL = {'role': 'assistant', 'content': 'a', 'tool_calls': [{'function': {'name': 'f'}}]}
+IMAGE = {**GOOD, 'content': [*PARTS, {'type': 'image_url', 'image_url': {'url': 'x'}}]}
+OTHER = {**USER, 'content': 'Who?'}
+LEFT_OUT = {
+    '1 records whose dialogues differ before the assistant answers, in their query': [
+        {'chosen': f'{DIALOGUE} a{MORE} b', 'rejected': f'{DIALOGUE} a\n\nHuman: x'},
+        {'chosen': [USER, GOOD], 'rejected': [OTHER, BAD]},
+        {'chosen': [USER, GOOD, USER], 'rejected': [USER, GOOD, OTHER]},
+    ],
+    '1 records with calls of tools, or parts that are not text': [
+        {'prompt': 'a', 'chosen': [GOOD], 'rejected': [CALL]},
+        {'prompt': [{**USER, 'function_call': {'name': 'f'}}], 'chosen': [GOOD], 'rejected': [BAD]},
+        {'prompt': 'a', 'chosen': [IMAGE], 'rejected': [BAD]},
+    ],
+    '1 records with an empty query or response': [
+        {'prompt': 'a', 'chosen': '\u200b', 'rejected': 'b'},
+        {'prompt': 'a', 'chosen': 'b', 'rejected': ''},
+        {'prompt': ' ', 'chosen': 'a', 'rejected': 'b'},
+    ],
+    '1 records whose two responses are the same tokens': [
+        {'prompt': 'a', 'chosen': 'b', 'rejected': 'b'},
+        {'prompt': 'a', 'chosen': f'{"b" * 90}c', 'rejected': f'{"b" * 90}d'},  # once they are cut
+    ],
+}
 
 
 @pytest.mark.parametrize(
-    'message',
-    [
-        {**CALL, 'content': 'Because.'},
-        {**GOOD, 'function_call': {'name': 'f'}},
-        {**GOOD, 'content': [*PARTS, {'type': 'image_url', 'image_url': {'url': 'x'}}]},
-    ],
+    'record, note', [(record, note) for note, found in LEFT_OUT.items() for record in found]
 )
-@pytest.mark.parametrize('field', ['prompt', 'rejected'])
-def test_what_is_no_text_is_left_out_whole(message, field, tmp_path):
-    record = {'prompt': [USER], 'chosen': [GOOD], 'rejected': [BAD], field: [message]}
-    found = [('here', record), ('here', {**record, field: [{'role': 'user', 'content': 'x'}]})]
-    labels, notes = tokenise.tokenise(found, hparams(query=40, response=40), bytes_of(tmp_path))
-    assert len(labels) == 1
-    assert 'Left out: 1 records with calls of tools, or parts that are not text' in notes
+def test_what_cannot_be_used_is_left_out_and_counted(record, note, tmp_path):
+    last_differs = {'chosen': [*HELLO, USER, GOOD], 'rejected': [*HELLO, USER, BAD, USER, GOOD]}
+    settings = hparams(query=90, response=90, too_long='cut')
+    found = [('here', record), ('there', last_differs)]
+    labels, notes = tokenise.tokenise(found, settings, bytes_of(tmp_path))
+    assert [label.samples[0] for label in labels] == ['Because.']
+    assert f'Left out: {note}' in notes
 
 
 def test_fields_that_are_not_read_are_named_once_with_their_records(tmp_path):
@@ -330,22 +325,6 @@ def test_texts_that_are_too_long(tmp_path, too_long, queries, samples, note):
     assert (texts('query'), texts('sample1')) == (queries, samples)
     assert labels['best'].tolist() == [0] * len(queries)
     assert note in notes and notes[0] == f'Num labels found in source: {len(queries)}'
-
-
-def test_pairs_that_prefer_nothing_are_left_out_and_counted():
-    """Also those that are equal only because they were cut."""
-    pairs = [('', 'x'), ('\u200b', 'x'), ('x', 'x'), ('abc', 'abd'), ('x', ' '), ('a', 'b')]
-    found = [
-        ('here', {'prompt': 'a', 'chosen': chosen, 'rejected': rejected})
-        for chosen, rejected in pairs
-    ]
-    found.append(('here', {'prompt': ' ', 'chosen': 'a', 'rejected': 'b'}))
-    labels, notes = tokenise.tokenise(found, hparams(too_long='cut'), encodings.Test)
-    assert [label.samples for label in labels] == [('a', 'b')]
-    assert notes[-2:] == [
-        'Left out: 4 records with an empty query or response',
-        'Left out: 2 records whose two responses are the same tokens',
-    ]
 
 
 def tokeniser_of(encoder):
