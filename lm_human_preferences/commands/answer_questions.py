@@ -88,7 +88,7 @@ def _simulate(folder: LabelFolder, labeller: str, reward: str, **options: Any) -
     with option_renamed('--simulate.reward'), warnings_only():
         model = load_reward_model(reward, folder.encoding(), chat=chat, may_be_code=True)
     with Labeller(folder, labeller) as writer:
-        count = simulated.simulate(writer, simulated.judge_by(model.score), **options)
+        count = simulated.simulate(writer, model.score, **options)
     click.echo(f'{labeller} (simulated) has given {count} answers')
 
 

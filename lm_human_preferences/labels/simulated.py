@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 TEST_SEED = 0
 TEST_LABELS = 64  # least number of labels of the source 'test' without --labels.num_train
 BATCH = 256  # questions to judge at a time
-
-# Rewards of the samples of each question; questions are {field: token ids}.
-Judge = Callable[[Sequence[dict[str, list[int]]]], Sequence[Sequence[float]]]
 # Scores (batch,) of queries (batch, length) and responses (batch, length)
 Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -47,22 +44,6 @@ def scores_of(score: Score, questions: Mapping[str, torch.Tensor]) -> torch.Tens
     queries = questions['query']
     samples = [ids for field, ids in questions.items() if field != 'query']
     return torch.stack([score(queries, ids).cpu() for ids in samples], dim=1)
-
-
-def judge_by(score: Score) -> Judge:
-    """Return the Judge who prefers what has the higher score."""
-
-    def judge(questions: Sequence[dict[str, list[int]]]) -> list[list[float]]:
-        """Return the reward of each sample of each question."""
-        columns = {
-            field: torch.tensor([tokens[field] for tokens in questions]) for field in questions[0]
-        }
-        return scores_of(score, columns).tolist()
-
-    return judge
-
-
-small_tokens = judge_by(score_small_tokens)
 
 
 def check_num_train(settings: HParams) -> int:
@@ -142,8 +123,8 @@ def simulated_answer(
     return label_type.judged(rewards, rng)
 
 
-def simulate(labeller: Labeller, judge: Judge, *, error: float = 0.0, seed: int = 0) -> int:
-    """Answer what is open for a labeller, and return the number of answers.
+def simulate(labeller: Labeller, score: Score, *, error: float = 0.0, seed: int = 0) -> int:
+    """Answer by scores what is open for a labeller, and return the number of answers.
 
     error: see simulated_answer. Answers depend on seed, labeller and question only, so that an
     interruption changes nothing.
@@ -154,7 +135,7 @@ def simulate(labeller: Labeller, judge: Judge, *, error: float = 0.0, seed: int 
     for question in labeller.upcoming():
         begin = time.monotonic()
         if question.id not in rewards:
-            rewards = _judged(labeller, judge)
+            rewards = _next_rewards(labeller, score)
         rng = random.Random(f'{seed}/{labeller.name}/{question.id}')
         value = simulated_answer(label_type, rewards[question.id], rng, error)
         labeller.answer(question, value, time.monotonic() - begin, simulated=True)
@@ -162,8 +143,10 @@ def simulate(labeller: Labeller, judge: Judge, *, error: float = 0.0, seed: int 
     return given
 
 
-def _judged(labeller: Labeller, judge: Judge) -> dict[str, Sequence[float]]:
-    """Return the rewards of the next BATCH questions of a labeller."""
+def _next_rewards(labeller: Labeller, score: Score) -> dict[str, Sequence[float]]:
+    """Return {question: rewards of its samples} of the next BATCH questions of a labeller."""
     batch = list(itertools.islice(labeller.upcoming(), BATCH))
-    judged = judge([labeller.folder.tokens(question) for question in batch])
-    return {question.id: rewards for question, rewards in zip(batch, judged, strict=True)}
+    tokens = [labeller.folder.tokens(question) for question in batch]
+    columns = {field: torch.tensor([each[field] for each in tokens]) for field in tokens[0]}
+    rewards = scores_of(score, columns).tolist()
+    return dict(zip((question.id for question in batch), rewards, strict=True))

@@ -65,9 +65,9 @@ class RunLabels:
         self.labeller: Labeller | None = None  # a simulated labeller
         if not online.asks_people:
             self.labeller = stack.enter_context(Labeller(self.folder, online.source))
-        self.judge = simulated.small_tokens
+        self.score = simulated.score_small_tokens
         if online.source == 'mock':
-            self.judge = simulated.judge_by(KnownReward(encoding).score)
+            self.score = KnownReward(encoding).score
         serve(self.folder.path, phase, stack)
         self.answered = 0  # number of answered questions at the last count
         self.reported = -REPORT_SECONDS  # time of the last line
@@ -81,7 +81,7 @@ class RunLabels:
         is_new = self.source.ask(step, self.schedule.questions_at(step) + replaced)
         is_first = self.answered == 0  # a kill may have left questions without an answer
         if self.labeller is not None and (is_new or is_first):
-            simulated.simulate(self.labeller, self.judge, error=self.online.error)
+            simulated.simulate(self.labeller, self.score, error=self.online.error)
 
     def _replaced(self, step: int) -> int:
         """Return how many skipped questions had been replaced when `step` began."""

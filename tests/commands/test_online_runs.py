@@ -40,7 +40,7 @@ from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.held_out import split
 from lm_human_preferences.labels.label_files import tensors_of
 from lm_human_preferences.labels.labeller import Labeller
-from lm_human_preferences.labels.simulated import simulate, simulated_answer, small_tokens
+from lm_human_preferences.labels.simulated import score_small_tokens, simulate, simulated_answer
 from lm_human_preferences.language import encodings
 from lm_human_preferences.online import collection, run_labels
 
@@ -165,7 +165,7 @@ def folder_when_asked(directory, count=24):
 def answer_in_terminal(directory, done):
     with Labeller(folder_when_asked(directory), 'test') as labeller:
         while not done.is_set():
-            simulate(labeller, small_tokens)
+            simulate(labeller, score_small_tokens)
             time.sleep(0.01)
 
 
@@ -193,7 +193,8 @@ def test_a_page_that_is_served_with_the_training(
                 if question := client.question():
                     folder.refresh()
                     id, texts = same_texts(folder, question)
-                    (rewards,) = small_tokens([folder.tokens(folder.questions[id])])
+                    _, *samples = folder.tokens(folder.questions[id]).values()
+                    rewards = [-float(sum(tokens)) for tokens in samples]
                     best = simulated_answer(folder.label_type, rewards, Random(f'0/test/{id}'))
                     client.answer(question['id'], question['samples'].index(texts[best]) + 1)
                 time.sleep(0.01)
@@ -280,8 +281,8 @@ def test_skipped_questions_are_asked_anew_as_others(tmp_path, one_by_one, quick)
     """Two labellers skip the first questions that they see; some of the others are ties."""
     directory = tmp_path / 'run'
 
-    def judge_roughly(questions):
-        return [[round(reward / 4) for reward in row] for row in small_tokens(questions)]
+    def roughly(queries, responses):
+        return (score_small_tokens(queries, responses) / 4).round()
 
     def skip_some(directory, done):
         folder = folder_when_asked(directory)
@@ -290,7 +291,7 @@ def test_skipped_questions_are_asked_anew_as_others(tmp_path, one_by_one, quick)
                 for labeller in (anna, ben):
                     labeller.answer(question, None, 1.0, reason='other')
             while not done.is_set():
-                simulate(anna, judge_roughly)
+                simulate(anna, roughly)
                 time.sleep(0.01)
 
     settings = {'rewards__online__retrainings': 0, 'ppo__total_episodes': 64}

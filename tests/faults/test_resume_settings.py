@@ -18,7 +18,7 @@ from lm_human_preferences.evaluation import evaluate
 from lm_human_preferences.hparams import differences
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
-from lm_human_preferences.labels.simulated import simulate, small_tokens
+from lm_human_preferences.labels.simulated import score_small_tokens, simulate
 from lm_human_preferences.runs import run_record, run_settings
 from lm_human_preferences.trainers.reward_trainer import RewardModelTrainer
 from lm_human_preferences.training.optimizer import Adam
@@ -237,7 +237,7 @@ def times_in(folder):
 def answered_folder(path):
     make_folder(path, 40)
     with Labeller(LabelFolder(str(path)), 'anna') as anna:
-        simulate(anna, small_tokens)
+        simulate(anna, score_small_tokens)
 
 
 def reward_words(directory, source):
@@ -265,7 +265,7 @@ def test_a_folder_that_has_grown(tmp_path):
         with Labeller(LabelFolder(str(folder)), name) as labeller:
             if name == 'anna':
                 labeller.undo()
-            simulate(labeller, small_tokens)
+            simulate(labeller, score_small_tokens)
     result = succeed(f'resume {tmp_path}/killed/run')
     assert 'Num labels found in source: 40' in result.output
     assert_same(result_anywhere(tmp_path / 'killed'), result_anywhere(tmp_path / 'alone'))
@@ -286,7 +286,7 @@ def test_what_a_run_learned_from_is_recorded(tmp_path):
     assert 'settings:' not in again
     make_folder(folder, 8, seed=1)
     with Labeller(LabelFolder(str(folder)), 'anna') as anna:
-        simulate(anna, small_tokens)
+        simulate(anna, score_small_tokens)
     succeed([*words, '--overwrite', '--labels.num_train', '40', '--labels.held_out', '0.2'])
     second = run_record.labels(run_record.read(str(tmp_path / 'run')))
     assert (second['found'], second['answers']) == (48, {'anna': 48})
