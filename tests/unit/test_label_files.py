@@ -142,22 +142,19 @@ PAIR = {'prompt': 'a', 'chosen': 'b', 'rejected': 'c'}
         ('a.parquet', [], {}, '{option}source {path} is '),
     ],
 )
-@pytest.mark.parametrize('is_of_policy', [False, True])
 def test_options_have_the_names_that_the_command_gives_them(
-    tmp_path, name, content, settings, told, is_of_policy
+    tmp_path, name, content, settings, told
 ):
     """A policy's training calls them --rewards.train_new_model.labels.source and so on."""
     path = tmp_path / name
     path.write_text(json.dumps(content))
-    given = hparams(path, **settings)
-    option = '--labels.'
-    if is_of_policy:
-        policy_options.HParams().rewards.train_new_model = given
-        option = '--rewards.train_new_model.labels.'
-    with pytest.raises(UserError) as caught:
-        label_files.load_labels(given, encodings.Test)
-    told = told.format(option=option, path=path)
-    assert f' {told}' in f' {caught.value}'
+    of_policy = hparams(path, **settings)
+    policy_options.HParams().rewards.train_new_model = of_policy
+    options = '--labels.', '--rewards.train_new_model.labels.'
+    for given, option in zip((hparams(path, **settings), of_policy), options, strict=True):
+        with pytest.raises(UserError) as caught:
+            label_files.load_labels(given, encodings.Test)
+        assert f' {told.format(option=option, path=path)}' in f' {caught.value}'
 
 
 @pytest.mark.parametrize('label_type', ANSWERS)
