@@ -2,6 +2,7 @@
 
 import errno
 import json
+import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
@@ -84,10 +85,12 @@ class Writer:
                 storage.sync_directory(os.path.dirname(path))
 
     def _drop_torn_line(self) -> None:
-        self.file.seek(0)
-        content = self.file.read()
-        end = content.rfind(b'\n') + 1
-        if end < len(content):
+        size = os.fstat(self.file.fileno()).st_size
+        if size == 0:
+            return
+        with mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            end = content.rfind(b'\n') + 1
+        if end < size:
             self.file.truncate(end)
             os.fsync(self.file.fileno())
 

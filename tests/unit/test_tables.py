@@ -103,7 +103,7 @@ def test_queries_of_records_are_messages_too(tmp_path):
     [
         ('best_of_2', 'prompt,sample0,sample1,best', 'q,a,b,1', 1),
         ('best_of_2', 'query,sample0,sample1,best', 'q,a,b,B', 1),
-        ('best_of_2', 'query,sample0,sample1,best', 'q,a,b,tie', 'tie'),
+        ('best_of_2', 'query,sample0,sample1,best,bad', 'q,a,b,tie,True', 'tie'),
         ('best_of_2', 'prompt,chosen,rejected', 'q,a,b', 0),
         ('scalar_rating', 'query,sample,score', 'q,a,4.5', 4.5),
         ('scalar_compare', 'query,sample0,sample1,difference', 'q,a,b,-2', -2),
@@ -115,7 +115,7 @@ def test_labels_of_tables(tmp_path, label_type, header, row, answer):
     ((where, record),) = records.read(path)
     kind = label_types.get(label_type).allow_ties()
     label = records.parse(record, where, kind)
-    assert (label.query, label.answer) == ('q', answer)
+    assert (label.query, label.answer, label.is_bad) == ('q', answer, 'bad' in header)
     assert label.samples == ('a', 'b')[: len(kind.samples)]
     assert (label.labeller, label.id) == ('anna', '7')
 
