@@ -25,7 +25,7 @@ from lm_human_preferences.utils.terminal import columns, printable
 
 WIDEST = 80  # columns that a question takes
 HIGHEST_KEY = 9
-GUARD_SECONDS = 0.25  # in which a key was meant for the question before, as on the page
+GUARD_SECONDS = 0.25  # a key within this time was meant for the question before, as on the page
 UNDO = ('u', '\x7f', '\b')  # the latter two are what backspace sends
 ENTER = ('\r', '\n')
 HELP_KEYS = ('h', '?')

@@ -203,7 +203,7 @@ def _check_options(settings: HParams, options: AskHParams) -> None:
 
 
 def _resolved(name: str) -> str:
-    """Return the one name of a policy, however its path was typed."""
+    """Return the name of a policy, the same for all spellings of its path."""
     if name == INITIAL or storage.is_remote(name):
         return name.rstrip('/')
     return os.path.realpath(name)
@@ -257,7 +257,7 @@ def _one_encoding(policies: dict[str, Policy]) -> Encoding:
 
 
 def _labellers(options: AskHParams, number: int) -> int:
-    """Return how many are to answer the training question of this number, from 0."""
+    """Return the number of labellers of a training question. number: its index among them."""
     is_for_several = int((number + 1) * options.repeated) > int(number * options.repeated)
     return options.labellers if is_for_several else 1
 
@@ -269,7 +269,7 @@ def _ask_sampled(
     kind: str,
     options: AskHParams,
 ) -> int:
-    """Add questions of a kind until there are enough, or nothing new; return their number."""
+    """Add questions until there are enough, or no new ones are found; return their number."""
     count = options.count
     weights = {name: policy.digest() for name, policy in sampler.policies.items()}
     header = {

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import click
 
-REPEAT_SECONDS = 0.5  # in which the same key comes again only if it is held down, or by mistake
+REPEAT_SECONDS = 0.5  # the same key within this time is held down, or pressed by mistake
 
 
 @contextlib.contextmanager

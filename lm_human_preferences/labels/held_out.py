@@ -32,7 +32,7 @@ def is_held_out(
 ) -> torch.Tensor:
     """Return which labels {field: (labels, ...)} are held out, bool (labels,).
 
-    share: of the queries.
+    share: fraction of the queries.
     """
     mask = []
     for subject in _subjects(labels, label_type, encoder):
@@ -43,7 +43,7 @@ def is_held_out(
 
 
 def subjects_of(labels: Labels, label_type: LabelType, encoder: Encoder) -> torch.Tensor:
-    """Return the number (labels,) of the subject of each label, by which labels are left out.
+    """Return (labels,) numbers, equal for labels about one subject, which are left out together.
 
     If all are about one query, they are treated as labels without a query; see _connected.
     """
@@ -60,7 +60,7 @@ def _numbered(subjects: Sequence[str]) -> list[int]:
 
 
 def _subjects(labels: Labels, label_type: LabelType, encoder: Encoder) -> list[str]:
-    """Return the subject of each label: its query, or for an empty query see _connected."""
+    """Return the subject of each label: its query, or without one what _connected returns."""
     found, without = [], []
     for row in range(len(labels['query'])):
         query = _text(labels['query'][row], encoder)

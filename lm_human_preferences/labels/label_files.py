@@ -59,7 +59,7 @@ def load_labels(
 ) -> LoadedLabels:
     """Load, and check, the labels of --labels.source (the original's download_labels).
 
-    Of a folder the `lines` of each labeller, None: as many as rank 0 sees.
+    lines: {labeller: number of lines to read} of a folder; None: as many as rank 0 sees.
     """
     if settings.labels.source == 'test':
         return made_up(simulated.generate_labels(settings, encoding))
@@ -108,9 +108,9 @@ def check_order(order: list[int], num_train: int) -> None:
 def _open_folder(
     settings: HParams, encoding: Encoding, comm: Comm, lines: Mapping[str, int] | None
 ) -> LabelFolder:
-    """Open the folder of labels as rank 0 sees it, or as far as `lines`; UserError if it lacks any.
+    """Open the folder of labels as rank 0 sees it, or as far as `lines`.
 
-    UserError, too, for a folder of another task.
+    UserError if it has fewer lines, or another task.
     """
     path = settings.labels.source
     folder, seen = None, None

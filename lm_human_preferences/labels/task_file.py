@@ -20,8 +20,8 @@ SCHEMA = {
     'task': LENGTHS,
 }
 EXPERIMENT = 'experiment'  # field with the experiment of `ask`; folders of other versions lack it
-TIES = 'ties'  # the field that is true where "no preference" is an answer; else it is not there
-SCALE = 'scale'  # the field with the lowest and the highest number that people answer, if any
+TIES = 'ties'  # field that is true if "no preference" is an answer, and missing otherwise
+SCALE = 'scale'  # field with the lowest and the highest number of ratings and comparisons
 
 
 def read_task(path: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from lm_human_preferences.labels.page.service import LabellingService
 from lm_human_preferences.storage.schema import matches_schema
 
 MOST_BYTES = 64 * 1024  # largest body of a request
-POLL_SECONDS = 0.1  # seconds between two checks whether the server ends
+POLL_SECONDS = 0.1  # time between two checks whether the server ends
 POLICY = (
     "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; connect-src"
     " 'self'; img-src data:; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -65,7 +65,7 @@ def page_and_headers() -> tuple[str, dict[str, str]]:
 class Page:
     """Handlers of requests. Work that waits for the disk runs in a thread.
 
-    keys: {labeller: what their requests have to bear}.
+    keys: {labeller: bearer token of their requests}.
     """
 
     html: str
@@ -74,7 +74,7 @@ class Page:
     is_ending: Callable[[], bool]
 
     def app(self, hosts: Sequence[str]) -> Starlette:
-        """Return the application. hosts: names in addresses of the page."""
+        """Return the application. hosts: names of the host in addresses of the page."""
         app = Starlette(
             routes=[
                 Route('/', self.page, methods=['GET']),

@@ -23,7 +23,7 @@ PAIR = ('chosen', 'rejected')
 
 
 class OtherQueryError(UserError):
-    """Two dialogues that differ before their answers do, so that they answer different queries."""
+    """Error: two dialogues differ before the assistant answers, so their queries differ."""
 
 
 def preference(record: Mapping[str, Any], where: str) -> tuple[str, tuple[str, str]]:
