@@ -139,7 +139,7 @@ PAIR = {'prompt': 'a', 'chosen': 'b', 'rejected': 'c'}
         ('a.json', [label()], {'num_train': 4}, 'has 1 labels, too few for {option}num_train 4'),
         ('a.json', [PAIR], {'label_type': 'best_of_4'}, 'give {option}type best_of_2, not'),
         ('a.json', [{**PAIR, 'prompt': 'abcd'}], {}, 'more than 3; give {option}too_long cut'),
-        ('a.parquet', [], {}, '{option}source {path} is '),
+        ('a.parquet', [], {}, '{option}source {path} is a .parquet file, which is not read'),
     ],
 )
 def test_options_have_the_names_that_the_command_gives_them(

@@ -6,7 +6,6 @@ import io
 import json
 import math
 import random
-import re
 import types
 
 import pytest
@@ -375,13 +374,6 @@ def test_the_content_says_whether_a_file_or_a_pipe_has_lines(tmp_path, monkeypat
         monkeypatch.setattr('sys.stdin', io.TextIOWrapper(io.BytesIO(content)))
         with pytest.raises(UserError, match=f'^standard input.* {message}'):
             records.read('-')
-
-
-def test_a_parquet_file_is_told_how_to_convert(tmp_path):
-    (tmp_path / 'a.PARQUET').write_bytes(b'PAR1\xff')
-    message = f'--labels.source {tmp_path}/a.PARQUET is a .parquet file, which is not read; to conv'
-    with pytest.raises(UserError, match=f'^{re.escape(message)}'):
-        label_files.load_labels(hparams(tmp_path / 'a.PARQUET'), encodings.Test)
 
 
 PUBLISHED = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/labels'
