@@ -74,7 +74,8 @@ def serve(folder: str, options: LabelHParams) -> None:
         finally:
             server.close()
     report = shell.typed('./launch.py labels', os.path.abspath(folder))
-    click.echo(f'{server.service.summary()} The report: {report}')
+    counts = [f'{name} {each.done()}' for name, each in server.service.labellers.items()]
+    click.echo(f'Saved: {", ".join(counts)}. The report: {report}')
 
 
 def _simulate(folder: LabelFolder, labeller: str, reward: str, **options: Any) -> None:

@@ -134,6 +134,10 @@ def test_a_line_says_that_a_second_file_has_changed_an_answer(tmp_path):
     assert said[-1] not in bring(tmp_path / 'f', records, 'anna')[0]
     both = [preference('abc', best, worst) for best, worst in ((GOOD, BAD), (BAD, GOOD))]
     assert said[-1] in bring(tmp_path / 'one', both, 'anna')[0]  # of one file, too
+    tie = {'query': 'abc', 'sample0': GOOD, 'sample1': BAD, 'best': TIE}
+    bring(tmp_path / 'bad', [tie], 'anna')
+    said, folder = bring(tmp_path / 'bad', [{**tie, 'bad': True}], 'anna')
+    assert 'changed the answer to 1' in said[-1] and folder.counted()[0].is_bad
 
 
 @pytest.fixture

@@ -135,8 +135,3 @@ class LabellingService:
     def _token(self, question: str) -> str:
         """Return the name of a question in the browser."""
         return hmac.digest(self._key, question.encode(), 'sha256').hex()
-
-    def summary(self) -> str:
-        """Say how many questions each labeller has answered or skipped."""
-        counts = [f'{name} {labeller.done()}' for name, labeller in self.labellers.items()]
-        return f'Saved: {", ".join(counts)}.'

@@ -10,12 +10,7 @@ from typing import Any
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import LabelType, Value
-from lm_human_preferences.labels.answers import (
-    GIVEN_ID,
-    UNNAMED,
-    Answer,
-    question_id,
-)
+from lm_human_preferences.labels.answers import GIVEN_ID, UNNAMED, Answer, question_id
 from lm_human_preferences.labels.folder import GOLD, TRAIN, LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.texts.records import TextLabel, Tokens
@@ -164,14 +159,15 @@ def _answers(
 
     Answers without a name to one question are those of different people; repeated rows count once.
     """
-    unnamed: dict[str, list[tuple[str, int | str | None]]] = {}  # (answer, id) of each, by question
+    unnamed: dict[str, list[tuple[Any, ...]]] = {}  # {question: (answer, whether all are bad, id)}
     repeated = 0
     now = folder.time_of_next_answer()
     given: dict[str, dict[str, list[Answer]]] = {}
     for number, label in enumerate(labels):
         name, id = label.labeller or labeller, question_id(label.tokens)
         if name == UNNAMED:
-            row, rows = (repr(label.answer), label.id), unnamed.setdefault(id, [])
+            row = (repr(label.answer), label.is_bad, label.id)
+            rows = unnamed.setdefault(id, [])
             if row in rows:
                 repeated += 1
                 continue
@@ -183,7 +179,6 @@ def _answers(
             labeller=name,
             question=id,
             value=label.answer,
-            reason=None,
             order=tuple(range(len(label.samples))),  # it was not shown here
             seconds=0.0,
             # In the order of the file, of which training takes the first labels.
@@ -204,13 +199,12 @@ def _add_answers(labeller: Labeller, given: dict[str, list[Answer]]) -> list[str
         if before is not None and before.value is not None and not before.is_imported:
             left_out += 1  # the answer given here may be the later one
             continue
-        values = [each.value for each in answers]
-        if before is None or before.value is None:  # a skip is no answer
+        if before is not None and before.value is not None:  # a skip is no answer
+            answers = [before, *answers]
+        said = [(each.value, each.is_bad) for each in answers]
+        if answers[0] is not before or said[0] != said[-1]:
             new.append(answer)
-        elif before.value != answer.value:
-            new.append(answer)
-            values.append(before.value)
-        changed += any(value != answer.value for value in values)
+        changed += said.count(said[-1]) < len(said)
     labeller.add(sorted(new, key=operator.attrgetter('age')))
     name = labeller.name
     lines = [f'{len(new)} answers of {name} added']
