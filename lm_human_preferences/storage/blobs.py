@@ -121,14 +121,10 @@ def progress_bar(what: str) -> dict[str, Any]:
 def write(path: str, source: BinaryIO) -> None:
     """Upload the content of `source`, all of it or nothing."""
     with _connected(path) as (blob, client):
-        target: Any = client.BlobFile(blob.path, 'wb', streaming=True, partial_writes_on_exc=False)
-        try:
+        writing: Any = client.BlobFile(blob.path, 'wb', streaming=True, partial_writes_on_exc=False)
+        with writing as target:
             shutil.copyfileobj(source, target, BLOCK_SIZE)
-            target.close()
-        except BaseException:
-            target.had_exception = True  # else the garbage collector would close it, which uploads
-            target.close()
-            raise
+            target.close()  # in the block: after an error here, nothing is uploaded later
 
 
 def remove(path: str) -> None:

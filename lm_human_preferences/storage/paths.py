@@ -5,7 +5,7 @@ import re
 import tempfile
 import urllib.parse
 
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import UserError, os_errors_as
 
 PUBLIC = 'openaipublic'  # the account with what the original published, which never changes
 HUB = 'hf://'  # prefix of paths of the Hugging Face hub (hub.py)
@@ -24,8 +24,9 @@ _REVISION = r'(?:@(?P<revision>[^/@?#\s]+))?'
 _MODEL = re.compile(_REPOSITORY + _REVISION)
 _HUB_PATH = re.compile(rf'{HUB}(?P<kind>datasets/)?{_REPOSITORY}{_REVISION}(?:/(?P<name>[^?#]+))?')
 _COMMIT = re.compile('[0-9a-f]{40}')
-# Backslashes, control characters, lone surrogates, and the endings of our own temporary files.
-_UNSAFE = re.compile(r'[\\\x00-\x1f\x7f\ud800-\udfff]|\.(part|lock)(/|$)')
+# Backslashes, blobfile's patterns, control characters, lone surrogates, and the endings of our own
+# temporary files.
+_UNSAFE = re.compile(r'[\\*?[\]\x00-\x1f\x7f\ud800-\udfff]|\.(part|lock)(/|$)')
 
 
 class StorageError(UserError):
@@ -54,15 +55,10 @@ class Blob(Remote):
     """
 
     def __init__(self, path: str) -> None:
-        if is_hub(path):
-            raise StorageError(
-                f'{path}: the hub is only read from; give a local path, az:// or gs://'
-            )
         match = _URL.fullmatch(path)
-        name = ''
-        if match is not None:
-            is_quoted = path.startswith('https:')
-            name = urllib.parse.unquote(match['name']) if is_quoted else match['name']
+        name = match['name'] if match else ''
+        if path.startswith('https:'):
+            name = urllib.parse.unquote(name)
         if match is None or not is_safe(name):
             raise StorageError(
                 f'{path!r}: give a local path, az://ACCOUNT/CONTAINER/NAME, gs://BUCKET/NAME or '
@@ -140,15 +136,11 @@ def cache_root() -> str:
 
 def make_cache_folder(path: str) -> None:
     """Make a folder in the cache; StorageError if it cannot be written."""
-    try:
+    fix = '; set LMHP_CACHE to a folder in which you may write'
+    with os_errors_as(f'the cache folder {path} cannot be written', fix, StorageError):
         os.makedirs(path, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
-    except OSError as e:
-        raise StorageError(
-            f'the cache folder {path} cannot be written ({e.strerror}): set LMHP_CACHE to a'
-            ' writable folder'
-        ) from e
 
 
 def is_remote(path: str) -> bool:
@@ -174,8 +166,6 @@ def staging_dir(directory: str) -> str:
         return directory
     try:
         blob = Blob(join(directory))
-        if re.search(r'[*?[\]]', blob.path):  # patterns, to blobfile
-            raise StorageError(f'{directory} has one of * ? [ ] in its name')
     except StorageError as e:
-        raise StorageError(f'--save_dir: {e}') from None
+        raise StorageError(f'--save_dir: {e}') from e
     return os.path.join(cache_root(), 'to-upload', blob.relative_path)

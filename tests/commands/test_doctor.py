@@ -79,7 +79,7 @@ def test_cache_that_cannot_be_written(quick, monkeypatch, tmp_path):
     (tmp_path / 'file').write_text('')
     monkeypatch.setenv('LMHP_CACHE', str(tmp_path / 'file' / 'cache'))
     kind, text = examined()[1]['memory and disk']
-    assert kind == 'problem' and 'cannot be written (Not a directory): set LMHP_CACHE' in text
+    assert kind == 'problem' and 'cannot be written: Not a directory; set LMHP_CACHE' in text
 
 
 @pytest.mark.parametrize(

@@ -94,8 +94,8 @@ def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr('tempfile.TemporaryFile', read_only)
     monkeypatch.setenv('LMHP_CACHE', str(cache))
     result = invoke(f'train_policy mock_sentiment first --mpi 1 --save_dir {tmp_path}/runs')
-    assert error_of(result).startswith(f'the cache folder {cache} cannot be written (')
-    assert result.stderr.endswith('): set LMHP_CACHE to a writable folder\n')
+    assert error_of(result).startswith(f'the cache folder {cache} cannot be written: ')
+    assert result.stderr.endswith('; set LMHP_CACHE to a folder in which you may write\n')
     assert not (tmp_path / 'runs/first').exists()
 
 
