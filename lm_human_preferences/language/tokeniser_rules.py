@@ -64,6 +64,7 @@ def _own(files: Mapping[str, str]) -> Any:
     is_said = CONFIG in files or run_files.TOKENISER_SETTINGS in files
     kind: Any = AutoTokenizer if is_said else TokenizersBackend
     with tempfile.TemporaryDirectory() as folder:
+        os.mkdir(os.path.join(folder, run_files.MORE_TEMPLATES))
         for name, path in files.items():
             if name != CONFIG:
                 os.symlink(os.path.abspath(path), os.path.join(folder, name))

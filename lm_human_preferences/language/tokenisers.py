@@ -13,6 +13,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import glob
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -169,7 +170,7 @@ class TokeniserEncoding(Encoding):
         """Copy the tokeniser's files into the directory of a saved model."""
         for name, source in self.encoder.files.items():
             if name != CONFIG:
-                _check_own(source)
+                _check_own(source, os.path.abspath(source).removesuffix(f'/{name}'))
                 with open(storage.cached_path(source), 'rb') as file:
                     storage.write_bytes(os.path.join(directory, name), file.read())
         if not os.path.exists(os.path.join(directory, CONFIG)):
@@ -182,12 +183,11 @@ class TokeniserEncoding(Encoding):
         self.copy_files(directory)
 
 
-def _check_own(path: str) -> None:
-    """Raise UserError for a link to a file elsewhere, which may be private.
+def _check_own(path: str, directory: str) -> None:
+    """Raise UserError for a link from `directory` to a file elsewhere, which may be private.
 
     In the hub's cache, files of a snapshot are links to its blobs.
     """
-    directory = os.path.dirname(os.path.abspath(path))
     snapshots = os.path.dirname(directory)
     allowed = [directory]
     if os.path.basename(snapshots) == 'snapshots':
@@ -231,13 +231,13 @@ def encoding_in(directory: str) -> Encoding:
 
 def read(directory: str) -> TokeniserEncoding:
     """Return the encoding of the tokeniser in `directory`; UserError if texts would be lost."""
-    files = _files_in(directory, [CONFIG, *run_files.TOKENISER_FILES])
+    files = _tokeniser_in(directory) | _files_in(directory, [CONFIG])
     return _of_files({TOKENISER: storage.join(directory, TOKENISER), **files})
 
 
 def encoding_of_adapter(directory: str, of_base: Encoding) -> Encoding:
     """Return the encoding of an adapter: of the tokeniser beside it, else that of its base."""
-    beside = _files_in(directory, run_files.TOKENISER_FILES)
+    beside = _tokeniser_in(directory)
     if TOKENISER not in beside:
         return of_base
     if not isinstance(of_base, TokeniserEncoding):
@@ -245,6 +245,17 @@ def encoding_of_adapter(directory: str, of_base: Encoding) -> Encoding:
     files = of_base.encoder.files
     of_model = {name: files[name] for name in (CONFIG, GENERATION) if name in files}
     return _of_files({**of_model, **beside})
+
+
+def _tokeniser_in(directory: str) -> dict[str, str]:
+    """Return {name: path} of the files of a tokeniser; of a blob's, without further templates."""
+    found = _files_in(directory, run_files.TOKENISER_FILES)
+    if TOKENISER in found:
+        folder = os.path.dirname(storage.cached_path(found[TOKENISER]))
+        found |= _files_in(
+            directory, glob.glob(f'{run_files.MORE_TEMPLATES}/*.jinja', root_dir=folder)
+        )
+    return found
 
 
 def _files_in(directory: str, names: Iterable[str]) -> dict[str, str]:

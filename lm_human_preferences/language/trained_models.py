@@ -38,6 +38,7 @@ from lm_human_preferences.language.weights import (
     Weights,
     are_here,
     check_size,
+    listed,
     load_parameters,
     scoped,
 )
@@ -232,6 +233,18 @@ class TrainedModel:
         """Load this model as a causal language model of transformers, without scalar heads."""
         return self.as_transformers(self.build(scope='model'))
 
+    def for_peft(self) -> PreTrainedModel:
+        """Load it as above, but tied as its config.json says, which decides what PEFT computes.
+
+        PEFT then takes the rows of an embedding that an adapter trains for the output layer, too.
+        """
+        model = self.to_transformers()
+        path = storage.join(str(self.savedir), CONFIG_FILE)
+        if storage.exists(path):
+            config = config_of(storage.read_json(path), path)
+            model.config.tie_word_embeddings = config.tie_word_embeddings
+        return model
+
     def as_transformers(self, network: Network) -> PreTrainedModel:
         """Return a network made by `create` as a causal language model of transformers."""
         return self.architecture.to_transformers(network)
@@ -269,15 +282,13 @@ class TrainedModel:
         missing = load_parameters(weights, parameters, source_scope)
         essential = [name for name in missing if not name.startswith(HEADS)]
         if essential:
-            raise UserError(
-                f'{weights.path} lacks {weights.name_of(essential[0])} and {len(essential) - 1}'
-                ' more tensors of the model'
-            )
+            lacking = listed([weights.name_of(name) for name in essential])
+            raise UserError(f'{weights.path} lacks tensors of the model: {lacking}')
         unread = weights.unread(parameters)
         if unread:
             raise UserError(
-                f'{weights.path} has {unread[0]} and {len(unread) - 1} more tensors that the model'
-                f' {self.name} has no place for'
+                f'{weights.path} has tensors without a place in the model {self.name}:'
+                f' {listed(unread)}'
             )
         for name in missing:
             variable = built.variable_names.name_of(f'{scope}/{name}')
@@ -313,7 +324,10 @@ class TrainedModel:
         assert self.savedir is not None
         if self._adapted is not None:
             nbytes = self._adapted.open_weights().nbytes()
-            return peft_files.PeftWeights(self.savedir, self._adapted.to_transformers, nbytes)
+            base_of = self._adapted.to_transformers
+            if not peft_files.changes_of(self.savedir):
+                base_of = self._adapted.for_peft
+            return peft_files.PeftWeights(self.savedir, base_of, nbytes)
         if is_saved_by_transformers(self.savedir):
             return architecture.saved_weights(storage.cached_directory(self.savedir))
         own = CheckpointWeights(self.savedir, architecture.variable_names, architecture.embedding)

@@ -1,10 +1,11 @@
 """Weights of a saved model by this program's names: TensorFlow checkpoints, or safetensors."""
 
+import glob
 import math
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,10 +105,7 @@ class SafetensorsFiles:
         # The single file comes first, as in transformers, which leaves an older index beside it.
         if not storage.exists(storage.join(directory, SAFETENSORS)):
             if not storage.exists(storage.join(directory, SAFETENSORS_INDEX)):
-                raise UserError(
-                    f'{directory} has a config.json but no {SAFETENSORS}; pickled weights are not'
-                    ' read: save it again with save_pretrained'
-                )
+                raise UserError(_why_no_weights(directory))
             files = _files_of_index(storage.join(directory, SAFETENSORS_INDEX))
             fetched = [*files, SAFETENSORS_INDEX]
         self.local_path = directory
@@ -132,6 +130,25 @@ class SafetensorsFiles:
             if EMBEDDING_LAYER.fullmatch(layer) or OUTPUT_LAYER.fullmatch(layer):
                 values.append(file.get_tensor(name).float())
         return len(values) == 2 and not torch.equal(*values)
+
+
+def _why_no_weights(directory: str) -> str:
+    parts = glob.glob('model-*-of-*.safetensors', root_dir=directory)
+    if parts:
+        return (
+            f'{directory} has {parts[0]} but no {SAFETENSORS_INDEX}, which says what is in which'
+            ' file: get it, too'
+        )
+    return (
+        f'{directory} has a config.json but no {SAFETENSORS}; pickled weights are not read: save it'
+        ' again with save_pretrained'
+    )
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first of some names, and how many more there are."""
+    more = f' and {len(names) - 1} more' if len(names) > 1 else ''
+    return f'{names[0]}{more}'
 
 
 def open_safetensors(path: str) -> Any:

@@ -38,7 +38,8 @@ TOKENISER_FILES = (
     GENERATION_CONFIG,
 )
 _ANSWERS = rf'{ANSWERS}/({LABELLER.pattern})\.jsonl'
-_TOKENISER = '|'.join(map(re.escape, TOKENISER_FILES))
+MORE_TEMPLATES = 'additional_chat_templates'  # folder of chat templates beside the default one
+_TOKENISER = '|'.join([*map(re.escape, TOKENISER_FILES), rf'{MORE_TEMPLATES}/[^/]+\.jinja'])
 _LABEL_FILES = rf'({"|".join(map(re.escape, (TASK, QUESTIONS, USED)))}|{_ANSWERS}|{_TOKENISER})'
 ADAPTER = 'adapter.json'  # the base of a network that is saved as adapters
 BASE = 'base'  # folder with a copy of the base of adapters

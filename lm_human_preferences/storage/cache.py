@@ -25,6 +25,8 @@ from lm_human_preferences.storage.paths import (
     join,
 )
 
+LFS_BYTES = 1024  # more than a pointer of Git LFS has, which stands for a large file
+
 
 def read_text(path: str) -> str:
     """Return the text of a local or remote UTF-8 file, with every line end as \\n.
@@ -160,6 +162,12 @@ def cached_path(path: str, *, show_progress: bool = True) -> str:
         raise NotFound(f'{path}: no such file or directory')
     if not os.path.isfile(local):  # a pipe would block for ever, and a device has no end
         raise StorageError(f'{local} is not a file')
+    if os.path.getsize(local) < LFS_BYTES:
+        with open(local, 'rb') as file:
+            if file.read().startswith(b'version https://git-lfs'):
+                raise StorageError(
+                    f'{local} only names a file of Git LFS: run `git lfs pull` there'
+                )
     return local
 
 

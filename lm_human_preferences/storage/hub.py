@@ -28,7 +28,8 @@ os.environ.setdefault('HF_HUB_VERBOSITY', 'error')
 CONFIGS = ('config.json', 'adapter_config.json')  # a model has one of these
 SMALL_FILES = ('*.json', '*.txt', '*.jinja', '*.model')
 WEIGHTS = 'model*.safetensors'
-IN_FOLDERS = '*/*'  # files in folders, such as onnx/, are for other programs
+# Files in folders, such as onnx/, are for other programs; but for chat templates.
+IN_FOLDERS = ('*/*.json', '*/*.txt', '*/*.model', f'*/{WEIGHTS}')
 
 
 def model_path(name: str) -> str | None:
@@ -123,7 +124,7 @@ def _fetched(path: str, *, with_weights: bool = False, only_cached: bool = False
             return hf_hub_download(hub.repository, hub.name, **source)
         patterns = [*SMALL_FILES, WEIGHTS] if with_weights else [*SMALL_FILES]
         return snapshot_download(
-            hub.repository, allow_patterns=patterns, ignore_patterns=IN_FOLDERS, **source
+            hub.repository, allow_patterns=patterns, ignore_patterns=[*IN_FOLDERS], **source
         )
     except errors.LocalEntryNotFoundError as e:
         raise hub.error(f'not in the cache, and {problem or e.__cause__ or e}', NotFound) from e

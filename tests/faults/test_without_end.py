@@ -100,12 +100,13 @@ def test_weights_are_not_read_from_a_pipe(tmp_path):
         TrainedModel(str(tmp_path)).build(scope='policy')
 
 
-@pytest.mark.parametrize('name', ['chat_template.jinja', 'generation_config.json'])
+@pytest.mark.parametrize('name', ['chat_template.jinja', 'additional_chat_templates/a.jinja'])
 def test_no_file_of_this_machine_is_copied_with_a_model(tmp_path, name):
     """Behind a link in a model of others; the hub's cache has links of its own."""
     (tmp_path / 'private').write_text('{}')
     model = tmp_path / 'models--a--b/snapshots/123'
     write_byte_level(model)
+    (model / name).parent.mkdir(exist_ok=True)
     (model / name).symlink_to(tmp_path / 'private')
     encoding = tokenisers.read(str(model))
     with pytest.raises(
@@ -117,7 +118,7 @@ def test_no_file_of_this_machine_is_copied_with_a_model(tmp_path, name):
     blobs_of_cache = tmp_path / 'models--a--b/blobs'
     blobs_of_cache.mkdir()
     (tmp_path / 'private').rename(blobs_of_cache / 'f00')
-    (model / name).symlink_to('../../blobs/f00')
+    (model / name).symlink_to(blobs_of_cache / 'f00')
     encoding = tokenisers.read(str(model))
     encoding.copy_files(str(tmp_path / 'run'))
     assert (tmp_path / 'run' / name).read_text() == '{}'

@@ -23,7 +23,8 @@ def commit_of(files):
 
 
 def files_in(directory):
-    return {path.name: path.read_bytes() for path in Path(directory).iterdir()}
+    files = (path for path in Path(directory).rglob('*') if path.is_file())
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
 class HubServer(ThreadingHTTPServer):

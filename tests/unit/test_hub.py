@@ -23,6 +23,7 @@ WANTED = {
     'merges.txt': b'a b',
     'vocab.txt': b'a',
     'chat_template.jinja': b'{{ messages }}',
+    'additional_chat_templates/tools.jinja': b'{{ tools }}',
 }
 UNWANTED = {
     'pytorch_model.bin': b'x',
@@ -132,8 +133,8 @@ def test_unusable_paths(path):
 def test_nothing_is_written_to_the_hub():
     with open(os.devnull, 'rb') as nothing:
         told = failure(storage.write, 'hf://org/model/x', nothing)
-    assert told == 'hf://org/model/x: the hub is only read from; give a local path, az:// or gs://'
-    assert 'only read from' in failure(storage.staging_dir, 'hf://org/model')
+    assert told.startswith("'hf://org/model/x': give a local path, az://ACCOUNT/CONTAINER/NAME")
+    assert 'give a local path' in failure(storage.staging_dir, 'hf://org/model')
 
 
 def test_names_of_models(tmp_path, monkeypatch):

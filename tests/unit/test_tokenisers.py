@@ -121,6 +121,8 @@ def test_a_saved_model_has_its_tokeniser_with_it(tmp_path):
     original = tmp_path / 'original'
     write_byte_level(original, chat_template='x')
     (original / 'chat_template.jinja').write_text('y')
+    (original / 'additional_chat_templates').mkdir()
+    (original / 'additional_chat_templates/tool_use.jinja').write_text('z')
     (original / 'config.json').write_text('{"model_type": "llama"}')
     (original / 'code.py').write_text('raise SystemExit')
     encoding = TrainedModel(str(original)).encoding
@@ -128,7 +130,7 @@ def test_a_saved_model_has_its_tokeniser_with_it(tmp_path):
     encoding.write_files(str(run))
     shutil.rmtree(original)
     names = {'encoding', 'tokenizer.json', 'tokenizer_config.json', 'chat_template.jinja'}
-    assert {path.name for path in run.iterdir()} == names
+    assert {path.name for path in run.iterdir()} == names | {'additional_chat_templates'}
     moved = TrainedModel(str(run)).encoding
     assert (moved.name, moved.n_vocab, moved.eot_token) == (
         encoding.name,
@@ -136,6 +138,7 @@ def test_a_saved_model_has_its_tokeniser_with_it(tmp_path):
         encoding.eot_token,
     )
     assert moved.get_encoder().decode(moved.get_encoder().encode('dog.')) == 'dog.'
+    assert moved.get_encoder().own.chat_template == {'default': 'y', 'tool_use': 'z'}
     write_words(run, ['a'])
     with pytest.raises(UserError, match=f'is tokenizer-.*, not {encoding.name}: put the file back'):
         TrainedModel(str(run)).encoding  # noqa: B018

@@ -100,7 +100,7 @@ def test_a_fresh_value_head_is_zero_and_a_reward_head_has_the_deviation_of_the_o
         ),
         (
             lambda t: t.pop('model/h0/ln_1/g'),
-            ' lacks model/h0/ln_1/g and 0 more tensors of the model',
+            ' lacks tensors of the model: model/h0/ln_1/g',
         ),
     ],
 )
@@ -247,9 +247,22 @@ def test_safetensors_that_do_not_fit_are_named(tmp_path):
     told = f'{tmp_path}: transformer.wpe.weight is (4, 4), the model needs (8, 4)'
     assert error_of(tmp_path) == told
     stored.pop('h.0.ln_1.weight')
+    stored.pop('h.0.ln_2.weight')
     save_file(stored, path)
-    told = f'{tmp_path} lacks transformer.h.0.ln_1.weight and 0 more tensors of the model'
+    told = f'{tmp_path} lacks tensors of the model: transformer.h.0.ln_1.weight and 1 more'
     assert error_of(tmp_path) == told
+
+
+def test_weights_that_were_fetched_in_part_say_what_is_missing(tmp_path):
+    write_hugging_face(tmp_path)
+    path, part = tmp_path / 'model.safetensors', tmp_path / 'model-00001-of-00002.safetensors'
+    path.rename(part)
+    told = f'{tmp_path} has {part.name} but no model.safetensors.index.json'
+    assert error_of(tmp_path).startswith(told)
+    path.write_text('version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n')
+    assert error_of(tmp_path).endswith(
+        f'{path} only names a file of Git LFS: run `git lfs pull` there'
+    )
 
 
 def test_exported_encoding_is_the_one_of_the_model(tmp_path, monkeypatch):

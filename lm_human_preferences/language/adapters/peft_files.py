@@ -22,6 +22,7 @@ from lm_human_preferences.language.weights import (
     CAUSAL_LM,
     EMBEDDING_LAYER,
     OUTPUT_LAYER,
+    listed,
     load_parameters,
     open_safetensors,
 )
@@ -93,8 +94,7 @@ def merged(directory: str, model: Any) -> Any:
         found: Any = peft.set_peft_model_state_dict(adapted, tensors)
         wrong = _without_place(adapted, tensors, found)
         if wrong:
-            more = f' and {len(wrong) - 1} more do' if len(wrong) > 1 else ' does'
-            raise UserError(f'{path}: {wrong[0]}{more} not fit its base: {_AGAIN}')
+            raise UserError(f'{path}: these do not fit its base: {listed(wrong)}: {_AGAIN}')
         # PEFT does not notice a merge that computes something else.
         table = model.get_input_embeddings().weight
         tokens = torch.arange(8, device=table.device).unsqueeze(0) % len(table)

@@ -20,6 +20,7 @@ from lm_human_preferences.language.weights import (
     SafetensorsFiles,
     Weights,
     copy_value,
+    listed,
 )
 
 MOST_LAYERS = 1000
@@ -178,9 +179,7 @@ class PretrainedWeights(LibraryWeights):
             )
         missing = sorted(found['missing_keys'])
         if missing:
-            raise UserError(
-                f'{self.path} lacks {missing[0]} and {len(missing) - 1} more tensors of the model'
-            )
+            raise UserError(f'{self.path} lacks tensors of the model: {listed(missing)}')
         unexpected = sorted(found['unexpected_keys'])
         self._unexpected = [name for name in unexpected if not OF_NO_USE.fullmatch(name)]
         return model
