@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from lm_human_preferences import storage
 from lm_human_preferences.datasets import jsonl, registry
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError, about_option
@@ -44,16 +43,6 @@ def known_model(name: str) -> tuple[HParams, Encoding] | None:
         return language_model.sizes(), encodings.Reviews
     released = known_sizes(name)
     return None if released is None else (released, encodings.Main)
-
-
-def check_offline(hparams: TaskHParams, others: Sequence[str] = (), mode: str = 'train') -> None:
-    """With LMHP_OFFLINE=1, raise StorageError if files of a task or `others` are not cached."""
-    if not storage.is_offline():
-        return
-    model = initial_model(hparams.policy.initial_model)
-    first_file = registry.info(hparams.query_dataset).first_file(mode)
-    of_dataset = [hparams.query_dataset] if first_file is None else [first_file]
-    storage.check_cached([*model.remote_files(), *of_dataset, *others])
 
 
 def truncate_tokens(hparams: TaskHParams, encoder: Encoder | None) -> frozenset[int] | None:

@@ -16,17 +16,13 @@ DAILY_MAIL = ('dailymail.co.uk', 'mailonsunday.ie', 'lib.store.yahoo.net')
 CNN = ('cnn.com', 'cnn.hk')
 
 
-def first_file(mode: str) -> str:
-    return f'{URL}/url_lists/all_{_part(mode)}.txt'
-
-
 def _part(mode: str) -> str:
     return 'val' if mode == 'valid' else mode
 
 
 def generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
     """Yield the articles of the split `mode` (train, valid or test), without their highlights."""
-    urls = storage.read_text(first_file(mode)).strip().split('\n')
+    urls = storage.read_text(f'{URL}/url_lists/all_{_part(mode)}.txt').strip().split('\n')
     if shuffle:
         random.Random(seed).shuffle(urls)
     for start in range(0, len(urls), PREFETCH):

@@ -13,8 +13,7 @@ class DatasetInfo:
 
     name: str  # as in --task.query_dataset
     summary: str  # for docs/options.md.
-    # Has generator(mode, seed=0, shuffle=False), which yields texts of the part `mode`; perhaps
-    # first_file(mode), the URL that a part needs.
+    # Has generator(mode, seed=0, shuffle=False), which yields texts of the split `mode`.
     module: str
     downloaded: bool = False  # downloaded when first used, so a dry run cannot check it
     labels_stand_in: bool = False  # whether queries of the labels replace texts that are lost
@@ -24,11 +23,6 @@ class DatasetInfo:
 
     def load(self) -> Any:
         return self.loaded or importlib.import_module(self.module)
-
-    def first_file(self, mode: str) -> str | None:
-        """Return the URL of the first file of a split; None if it needs no download."""
-        find = getattr(self.load(), 'first_file', None)
-        return None if find is None else find(mode)
 
 
 _HERE = 'lm_human_preferences.datasets'

@@ -12,13 +12,9 @@ from lm_human_preferences.errors import UserError
 URL = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/tldr/{mode}-subset.json'
 
 
-def first_file(mode: str) -> str:
-    return URL.format(mode='valid' if mode == 'test' else mode)
-
-
 def generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
     """Yield the posts of the split `mode` (train, valid; test is valid), cleaned."""
-    url = first_file(mode)
+    url = URL.format(mode='valid' if mode == 'test' else mode)
     posts = storage.read_json(url)
     is_list = isinstance(posts, list)
     if not is_list or not all(isinstance(post, dict) and 'content' in post for post in posts):

@@ -31,7 +31,6 @@ from lm_human_preferences.language.gpt2.sizes import (
 from lm_human_preferences.language.model import Model
 from lm_human_preferences.language.network import HEADS, Network
 from lm_human_preferences.language.weights import (
-    CHECKPOINT_FILES,
     EMBEDDING,
     CheckpointWeights,
     SafetensorsFiles,
@@ -185,16 +184,6 @@ class TrainedModel:
             return architecture_of(self.savedir, n_vocab)
         changes = peft_files.changes_of(self.savedir)
         return architecture_of(self._adapted.savedir, n_vocab, changes)
-
-    def remote_files(self) -> list[str]:
-        """Return the URLs of a released model's files, and of the encoding's files."""
-        files = []
-        if self.savedir is not None and released.released_name(self.name) is not None:
-            names = (SIZES, *CHECKPOINT_FILES)
-            files = [storage.join(self.savedir, name) for name in names]
-        if self.encoding.base_path is not None:
-            files += [self.encoding.path(name) for name in encodings.BYTE_PAIR_FILES]
-        return files
 
     def scopes(self) -> list[str]:
         """Return the scopes of the language models in a training's checkpoint, else []."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from lm_human_preferences import storage
-from lm_human_preferences.checkpointing import checkpoints, names
+from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.checkpointing.tf_bundle import Bundle, BundleError
 from lm_human_preferences.errors import UserError
@@ -21,8 +21,6 @@ from lm_human_preferences.training.model_sizes import FLOAT, Sizes
 
 CAUSAL_LM = 'causal_lm.'  # begins our names of parameters of models of transformers
 EMBEDDING = 'transformer.wte.weight'  # our name of that of every GPT-2
-# Files of a checkpoint in one part and without a step in its name, as releases have them.
-CHECKPOINT_FILES = (names.LIST, f'model.ckpt{names.INDEX}', f'model.ckpt{names.DATA}')
 SLACK_BYTES = 1 << 24  # by which a model may be larger than its file
 LAYER_BYTES = 10_000  # that the modules of a layer take in memory, however narrow it is
 SAFETENSORS = 'model.safetensors'
@@ -228,15 +226,6 @@ def check_size(sizes: Sizes, weights: Weights) -> None:
             f' {sizes.n_embd} and context {sizes.n_ctx}, which its {SIZES} or'
             ' config.json describes'
         )
-
-
-def files_in(directory: str) -> list[str]:
-    """Return the files of a reward model to fetch; a checkpoint that is here lists its own."""
-    files = [storage.join(directory, SIZES)]
-    folders = (directory, storage.join(directory, 'checkpoints'))
-    if not any(storage.is_here(storage.join(folder, 'checkpoint')) for folder in folders):
-        files += [storage.join(directory, 'checkpoints', name) for name in CHECKPOINT_FILES]
-    return files
 
 
 def open_bundle(directory: str) -> Bundle:

@@ -27,7 +27,6 @@ def check_settings(settings: Settings, ranks: int) -> None:
 
 def check_start(plan: Plan, comm: Comm) -> None:
     """Warn of networks that do not fit in memory; UserError if they cannot be had or used."""
-    lm_tasks.check_offline(plan.settings.task, files(plan))
     initial_model = lm_tasks.initial_model(plan.settings.task.policy.initial_model)
     sizes = sizes_of(plan, initial_model.sizes(), initial_model.create)
     lm_tasks.check_task(plan.settings.task, initial_model.encoding, sizes)
@@ -47,13 +46,6 @@ def memory_warnings(estimates: Sequence[memory.MemoryEstimate], free: int) -> li
 def sizes_of(plan: Plan, sizes: Sizes, create: Callable[[Iterable[str]], Network]) -> Sizes:
     """Return the sizes of the networks of a plan, whose initial model has these."""
     return shared.with_learned(sizes, create, plan.trainings[-1].adapters)
-
-
-def files(plan: Plan) -> list[str]:
-    """Return the paths that a command reads before its first step, but for those of its task."""
-    if plan.rewards:
-        return list(plan.rewards[0].settings.labels.sources().values())
-    return [] if plan.policy is None else plan.policy.source.files()
 
 
 def check_queries(plan: Plan, encoder: Encoder) -> list[str]:

@@ -96,10 +96,6 @@ class RewardSource:
         """Return the number of existing models, for users who have not given it."""
         return 1
 
-    def files(self) -> list[str]:
-        """Return the paths that a training reads, as far as they are known in advance."""
-        return []
-
     def elsewhere(self) -> list[str]:
         """Return the options whose files are not, or not yet, on this machine."""
         return []
@@ -193,11 +189,6 @@ class SavedSource(RewardSource):
 
     def recorded_members(self) -> int:
         return 1 if self.name == RANDOM else locations.recorded_members(self.name)
-
-    def files(self) -> list[str]:
-        directory = self.name.rstrip('/')
-        is_network = directory.endswith(f'/{run_files.REWARD.network}')
-        return weights.files_in(directory) if is_network else []
 
     def _labels(self) -> str | None:
         return locations.recorded_labels(self.name)

@@ -4,7 +4,6 @@ from lm_human_preferences.storage.blobs import listing, remove, write
 from lm_human_preferences.storage.cache import (
     cached_path,
     cached_paths,
-    check_cached,
     exists,
     is_here,
     is_model_here,
@@ -47,7 +46,6 @@ from lm_human_preferences.storage.paths import (
     absolute,
     cache_root,
     is_hub,
-    is_offline,
     is_remote,
     join,
     make_cache_folder,

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from lm_human_preferences.storage import blobs, hub
@@ -137,20 +137,6 @@ def is_model_here(directory: str) -> bool:
     if is_remote(directory):
         Blob(join(directory, 'file'))
     return not is_remote(directory)
-
-
-def check_cached(paths: Iterable[str]) -> None:
-    """Raise StorageError that names all remote files of `paths` that are not in the cache."""
-    missing = [path for path in paths if is_remote(path) and not is_here(path)]
-    if not missing:
-        return
-    places = []
-    for path in missing:
-        place = 'into HF_HOME by `hf download`' if is_hub(path) else f'at {Blob(path).cached}'
-        places.append(f'{path} {place}')
-    raise StorageError(
-        f'LMHP_OFFLINE=1, and the cache lacks {len(missing)} files; put {", ".join(places)}'
-    )
 
 
 def cached_path(path: str, *, show_progress: bool = True) -> str:

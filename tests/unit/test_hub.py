@@ -210,12 +210,6 @@ def test_without_a_network_the_cache_is_used(in_cache, monkeypatch, capsys, netw
         assert notes == (0 if 'OFFLINE' in reason else 1)
 
 
-def test_all_that_is_missing_is_named_at_once(monkeypatch):
-    monkeypatch.setenv('LMHP_OFFLINE', '1')
-    told = failure(storage.check_cached, [LABELS])
-    assert f'put {LABELS} into HF_HOME by `hf download`' in told
-
-
 @pytest.fixture
 def patient(monkeypatch):
     """Let the library not wait between its tries."""
