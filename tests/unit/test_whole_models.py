@@ -20,28 +20,23 @@ from lm_human_preferences.language.causal_lm import library
 from lm_human_preferences.language.network import Network
 from lm_human_preferences.language.trained_models import GPT2, TrainedModel
 
-EXPERTS = {
-    **SIZES,
-    'moe_intermediate_size': 16,
-    'n_routed_experts': 8,
-    'n_group': 1,
-    'topk_group': 1,
-    'first_k_dense_replace': 0,
-    'num_experts_per_tok': 2,
-}
-LATENT = {
-    'num_key_value_heads': 4,
-    'q_lora_rank': 16,
-    'kv_lora_rank': 16,
-    'qk_nope_head_dim': 8,
-    'qk_rope_head_dim': 8,
-    'v_head_dim': 8,
-}
 # Families whose files have buffers: biases of routers, scales of layers
 FAMILIES = {
-    'deepseek_v3': {**EXPERTS, **LATENT},
-    'glm4_moe': EXPERTS,
-    'minimax_m2': {**SIZES, 'num_local_experts': 8, 'num_experts_per_tok': 2, 'rotary_dim': 4},
+    'deepseek_v3': {
+        **SIZES,
+        'moe_intermediate_size': 16,
+        'n_routed_experts': 8,
+        'n_group': 1,
+        'topk_group': 1,
+        'first_k_dense_replace': 0,
+        'num_experts_per_tok': 2,
+        'num_key_value_heads': 4,
+        'q_lora_rank': 16,
+        'kv_lora_rank': 16,
+        'qk_nope_head_dim': 8,
+        'qk_rope_head_dim': 8,
+        'v_head_dim': 8,
+    },
     'gemma4_text': {
         **SIZES,
         'hidden_size_per_layer_input': 0,
@@ -184,12 +179,11 @@ def test_tensors_of_no_use_are_left_out(tmp_path):
     assert_whole(directory, tmp_path / 'out')
 
 
-@pytest.mark.parametrize('family', ['deepseek_v3', 'gemma4_text'])
-def test_a_network_that_is_another_model_is_refused(tmp_path, family, monkeypatch):
-    directory = write(family, tmp_path / 'model')
+def test_a_network_that_is_another_model_is_refused(tmp_path, monkeypatch):
+    directory = write('gemma4_text', tmp_path / 'model')
     monkeypatch.setattr(library, '_name_constants', lambda _: None)
     refused = invoke(f'export {directory} {tmp_path}/out')
-    told = f'models of the family {family} are not supported: transformers loads a model with other'
+    told = 'of the family gemma4_text are not supported: transformers loads a model with other'
     assert refused.exit_code == 2 and told in refused.stderr
 
 
