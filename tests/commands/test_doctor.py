@@ -54,7 +54,13 @@ def no_package(name):
     'name, target, change, said, status',
     [
         ('Python', 'sys.version_info', (3, 15, 0), '3.11 to 3.14 are: `PYTHON=python3.14', 0),
-        ('packages', 'importlib.metadata.version', no_package, 'torch is missing: `', 1),
+        (
+            'packages',
+            'importlib.metadata.version',
+            no_package,
+            'PackageNotFoundError: No package',
+            1,
+        ),
         ('memory and disk', 'LEAST_MEMORY', 1 << 40, 'make room', 0),
         ('memory and disk', 'storage.free_bytes', lambda path: 3 << 30, '3 GiB free at /tmp', 0),
         ('MPI', 'launcher.mpiexec_words', refuse, 'there is none', 0),
@@ -97,27 +103,18 @@ def test_what_is_promised_and_does_not_hold_here(quick, monkeypatch, tmp_path, v
     assert text.startswith(told)
 
 
-@pytest.mark.parametrize(
-    'change, said',
-    [
-        (('STEP', 'train_policy test x --ppo.nosuch=1'), "No such option '--ppo.nosuch'"),
-        (('PATIENCE', 0.01), 'not done after 0.01 s'),
-    ],
-)
-def test_step_that_fails(monkeypatch, change, said):
-    monkeypatch.setattr(doctor, *change)
-    with pytest.raises(UserError, match=said):
+def test_step_that_fails(monkeypatch):
+    monkeypatch.setattr(doctor, 'STEP', 'train_policy test x --ppo.nosuch=1')
+    with pytest.raises(UserError, match="No such option '--ppo.nosuch'"):
         doctor.step('--mpi=1')
 
 
 @pytest.mark.slow
 def test_this_machine(monkeypatch):
-    """The training steps are real ones; test_engines trains with the engines that are left out."""
+    """The training step is a real one; test_engines trains with several ranks."""
     monkeypatch.setenv('LMHP_OFFLINE', '1')
-    monkeypatch.setattr(doctor, 'ENGINES', ('auto', 'torch'))
+    monkeypatch.setattr(doctor, 'ENGINES', ('auto',))
     status, found = examined()
     assert status == 0
-    assert list(found)[-2:] == ['one rank', 'two by torch']
-    for name in ('packages', 'one rank', 'two by torch'):
-        assert found[name][0] == 'ok', found
-    assert 'step_time=' in found['two by torch'][1]
+    assert found['packages'][0] == found['one rank'][0] == 'ok', found
+    assert 'step_time=' in found['one rank'][1]
