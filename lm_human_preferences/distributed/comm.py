@@ -1,4 +1,4 @@
-"""Communication between ranks: `Comm`, for one process here; torch_comm.py has several."""
+"""Communication between ranks: `Comm` is for one process, torch_comm.py for several."""
 
 import functools
 import importlib
@@ -19,16 +19,16 @@ MEETING_SECONDS = 1  # between two meetings of ranks while rank 0 works alone
 
 
 class Comm:
-    """Ranks of a run, as one of them sees them: here a single process, which exchanges nothing.
+    """Communication of this process with the other ranks: here there are none.
 
     All ranks call its methods in the same order.
     """
 
-    name = 'nothing'  # of what averages, on the console
-    rank = 0  # this one, from 0
-    size = 1
-    local_rank = 0  # this one among those on its host, from 0
-    local_size = 1
+    name = 'nothing'  # the engine that averages gradients, as the console names it
+    rank = 0  # number of this process, from 0
+    size = 1  # number of ranks
+    local_rank = 0  # number of this process among the ranks of its host, from 0
+    local_size = 1  # number of ranks on this host
 
     def broadcast_(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite `tensors` on all ranks with those of rank 0."""
@@ -88,13 +88,13 @@ class Comm:
 
 @functools.cache
 def init_comm(allreduce: str = 'auto', seconds: int = ALLREDUCE_TIMEOUT) -> Comm:
-    """Return the ranks of this process, or it alone; UserError if they cannot work together.
+    """Return the communication of this process; UserError if the ranks cannot work together.
 
-    seconds: how long ranks wait for each other.
+    allreduce: one of ENGINES. seconds: how long ranks wait for each other.
     """
     if launch_methods.current().size == 1:
         process.limit_alone()
         return Comm()
-    # One process does without torch.distributed. By name: that module builds on this one.
+    # Only several ranks need torch.distributed. Imported by name, as that module imports this one.
     torch_comm = importlib.import_module('lm_human_preferences.distributed.torch_comm')
     return torch_comm.TorchComm(allreduce, seconds)

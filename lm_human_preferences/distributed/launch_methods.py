@@ -1,4 +1,4 @@
-"""Launchers of docs/clusters.md, by the variables that they set: rank, number of ranks, MPI."""
+"""How this process was started, by the variables that launchers of docs/clusters.md set."""
 
 import os
 import re
@@ -18,7 +18,7 @@ SPIN_COUNT = '10000'
 
 
 class Family(NamedTuple):
-    """MPI libraries that can stand in for each other: programs are linked against `soname`."""
+    """MPI libraries that are compatible with each other, and the name that programs link to."""
 
     name: str
     soname: str
@@ -34,7 +34,7 @@ class Launch(NamedTuple):
     launcher: str = 'none'
     size: int = 1
     rank: int = 0  # from 0
-    family: Family | None = MPICH  # of MPI, by which ranks meet, or would; None: without it
+    family: Family | None = MPICH  # MPI by which its ranks meet, or would; None: without MPI
 
     @property
     def decides_size(self) -> bool:

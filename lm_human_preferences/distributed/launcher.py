@@ -11,15 +11,15 @@ from typing import NoReturn
 from lm_human_preferences.errors import UserError
 
 _COMMAND = 'LMHP_COMMAND'  # the words of a rank's command, in JSON
-TERMINAL = 'LMHP_TERMINAL'  # of ranks started here: whether they print to a terminal
-# Through mpiexec's own command line, the word ':' would begin another command.
+TERMINAL = 'LMHP_TERMINAL'  # tells ranks that are started here whether they print to a terminal
+# The command is not in mpiexec's own words, where ':' would begin another command.
 _RANK = f"""
 import json, os
 words = json.loads(os.environ.pop('{_COMMAND}'))
 os.execv(words[0], words)
 """
 _OF_OTHER_LAUNCHERS = ('OMPI_COMM_WORLD_', 'PMI_', 'PMIX_')
-# Whatever a batch system offers, the ranks are on this host.
+# The ranks are on this host, whatever a batch system offers.
 _HERE = ('-rmk', 'user', '-launcher', 'fork')
 
 

@@ -36,7 +36,7 @@ def become_rank() -> None:
     stdout.reconfigure(line_buffering=True)
     terminal = os.environ.get(launcher.TERMINAL)
     if terminal is not None:
-        streams.mute_notes(True)  # which the process that became mpiexec has printed
+        streams.mute_notes(True)  # the process that became mpiexec has printed them
     if terminal == 'True':
         sys.stderr.isatty = lambda: True
         os.dup2(streams.STDERR, streams.STDOUT)  # lines and progress bars stay in order
@@ -47,9 +47,9 @@ def run_job(
     arguments: dict[str, Any],
     at_stop: Callable[[], None],
 ) -> NoReturn:
-    """Do the job that `load` imports on this rank, and end the process.
+    """Do a job on this rank, and end the process.
 
-    at_stop: called on rank 0 after a signal.
+    load: imports the job. at_stop: called on rank 0 when a signal has ended the job.
     """
     launch_methods.prepare_torch()
     faulthandler.enable(streams.STDERR)  # a crash shows where it happened, as an exception does

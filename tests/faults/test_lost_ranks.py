@@ -45,11 +45,6 @@ def training(launcher, tmp_path):
     return launch
 
 
-def assert_checkpoint_is_intact(launch):
-    bundle = Bundle(checkpoints.latest(launch.run / 'policy' / 'checkpoints'))
-    assert {name: bundle[name].shape for name in bundle}['policy/model/wte'] == (27, 7)
-
-
 @pytest.fixture
 def start_unwatched(tmp_path):
     """Return a function that launches both ranks of a job without a launcher, which ends none."""
@@ -104,12 +99,11 @@ def test_a_killed_rank_that_nobody_watches_ends_the_other(start_unwatched):
 
 
 @pytest.mark.parametrize('name', ['mpiexec of Open MPI', 'srun by PMI2', 'srun without MPI'])
-def test_a_killed_rank_ends_all(training):
-    """By `--mpi 2`: test_resume_kill.py."""
-    os.kill(training.ranks()[1], signal.SIGKILL)
-    assert training.end_within(END) != 0
-    assert_checkpoint_is_intact(training)
-    assert 'lm_human_preferences' not in training.errors(), 'the traceback of a lost connection'
+def test_a_killed_rank_ends_all(working):
+    """By `--mpi 2`, in a training: test_resume_kill.py."""
+    os.kill(working.ranks()[1], signal.SIGKILL)
+    assert working.end_within(END) != 0
+    assert 'lm_human_preferences' not in working.errors(), 'the traceback of a lost connection'
 
 
 @pytest.mark.parametrize('name', ['our launcher', 'mpiexec of Open MPI', 'torchrun'])
@@ -197,7 +191,8 @@ def test_a_signal_leaves_a_whole_checkpoint(launcher, training):
     (job,) = {env.get('SLURM_JOB_ID') for env in training.processes().values()} - {None}
     launcher.cluster.run('scancel', '--signal=TERM', job, check=True)
     assert training.end_within(END) != 0
-    assert_checkpoint_is_intact(training)
+    bundle = Bundle(checkpoints.latest(training.run / 'policy' / 'checkpoints'))
+    assert {name: bundle[name].shape for name in bundle}['policy/model/wte'] == (27, 7)
 
 
 def test_a_batch_job_goes_on_after_its_time_limit(slurm, tmp_path):
