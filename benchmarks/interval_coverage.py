@@ -215,14 +215,14 @@ def main() -> None:
     )
     parser.add_argument('sections', nargs='*', choices=[*SECTIONS, []], help='default: all')
     parser.add_argument('--trials', type=int, default=2000, help='at most, in each cell')
-    parser.add_argument('--quick', action='store_true', help='4 trials, to see that it runs')
+    parser.add_argument('--quick', action='store_true', help='2 trials, to see that it runs')
     parser.add_argument('--seed', type=int, default=0)
     args = parser.parse_args()
     for name in args.sections or SECTIONS:
         print(f'\n## {name}\n')
         bests = {'best': report.BEST_OF, 'exact': (4,)}  # which take most of the time
         with mock.patch.object(report, 'BEST_OF', bests.get(name, ())):
-            SECTIONS[name](4 if args.quick else args.trials, np.random.default_rng(args.seed))
+            SECTIONS[name](2 if args.quick else args.trials, np.random.default_rng(args.seed))
 
 
 if __name__ == '__main__':

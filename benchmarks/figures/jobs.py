@@ -29,6 +29,7 @@ from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.cli import user_settings
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.evaluation import measure, optimum
+from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.labels import simulated
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.adapters.shared import Bases
@@ -179,8 +180,10 @@ def write_frontier(path: str, task: str) -> None:
     storage.write_json(path, [{'kl': kl, 'known_reward': reward} for kl, reward in zip(kls, best)])
 
 
-def run_reward(path: str, hparams: train_reward.HParams) -> None:
+def run_reward(path: str, settings: reward_options.HParams) -> None:
     """Train a reward model into the directory `path`."""
+    hparams = train_reward.HParams()
+    hparams.override_from_nested_dict(settings.to_nested_dict())
     part = f'{path}.part'
     shutil.rmtree(part, ignore_errors=True)
     hparams.run.save_dir = part

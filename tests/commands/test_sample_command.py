@@ -30,23 +30,13 @@ PROMPTS = ('the film was', 'the story was', 'the plot')
 FIELDS = ['query', 'response', 'query_tokens', 'response_tokens', 'score', 'kl']
 
 
-def trained(folder, *words):
-    short = '--run.evaluate=false --ppo.total_episodes=1024'.split()
-    training = ['train_policy', 'mock_sentiment', 'run', '--mpi=1', f'--save_dir={folder}']
-    succeed([*training, *short, *words])
-    return folder / 'run'
-
-
 @pytest.fixture(scope='module')
 def labelled_run(tmp_path_factory):
-    few = '--rewards.train_new_model.labels.num_train=256'
-    return trained(tmp_path_factory.mktemp('labelled'), few, '--ppo.lr=0.003')
-
-
-@pytest.fixture(scope='module')
-def direct_run(tmp_path_factory):
-    known = ('--rewards.train_new_model=off', '--rewards.trained_model=mock')
-    return trained(tmp_path_factory.mktemp('direct'), *known, '--run.save_interval=2')
+    folder = tmp_path_factory.mktemp('labelled')
+    words = f'train_policy mock_sentiment run --mpi=1 --save_dir={folder} --run.evaluate=false'
+    words += ' --ppo.total_episodes=1024 --ppo.lr=0.003 --run.save_interval=2'
+    succeed(f'{words} --rewards.train_new_model.labels.num_train=256')
+    return folder / 'run'
 
 
 @pytest.fixture
@@ -181,10 +171,12 @@ def test_a_model_without_a_run_has_no_reward():
     assert error_of(result) == 'the model has no reward of its own: give --judge'
 
 
-def test_without_a_reward_model_the_score_is_null(direct_run, tmp_path):
-    run = shutil.copytree(direct_run, tmp_path / 'copy')
-    change_settings(run, 'rewards', trained_model=str(tmp_path / 'nowhere'))
-    result = sampled(run, *prompts(), f'--output={tmp_path}/out.jsonl')
+def test_without_a_reward_model_the_score_is_null(tmp_path):
+    words = f'train_policy mock_sentiment run --mpi=1 --save_dir={tmp_path} --run.evaluate=false'
+    words += ' --ppo.total_episodes=256 --rewards.train_new_model=off --rewards.trained_model=mock'
+    succeed(words)
+    change_settings(tmp_path / 'run', 'rewards', trained_model=str(tmp_path / 'nowhere'))
+    result = sampled(tmp_path / 'run', *prompts(), f'--output={tmp_path}/out.jsonl')
     note, said = result.stderr.splitlines()
     assert note.startswith('note: no reward model could be loaded, so score is null: ')
     assert said == f'Saved 3 samples in {tmp_path}/out.jsonl'
@@ -192,12 +184,11 @@ def test_without_a_reward_model_the_score_is_null(direct_run, tmp_path):
     assert all(row['score'] is None and isinstance(row['kl'], float) for row in rows)
 
 
-def test_warnings_are_no_samples(direct_run, tmp_path):
+def test_warnings_are_no_samples(copied_run):
     """The newest checkpoint is damaged. Once for each model that is loaded from it."""
-    run = shutil.copytree(direct_run, tmp_path / 'copy')
-    (data,) = run.glob('policy/checkpoints/model.ckpt-4.data-*')
+    (data,) = copied_run.glob('policy/checkpoints/model.ckpt-4.data-*')
     data.write_bytes(data.read_bytes()[:-1])
-    result = sampled(run, *prompts())
+    result = sampled(copied_run, *prompts())
     warning = 'WARNING: .* is damaged: .*; using the checkpoint before it\n'
     assert re.fullmatch(warning, result.stderr)
     assert result.stdout.startswith('=' * 80 + '\n') and len(responses(result.stdout)) == 3
@@ -231,10 +222,10 @@ def test_prompts_are_gone_through_again_and_again(batch_size, ranks):
 
 
 @pytest.mark.parametrize('words', [[], prompts()])
-def test_fewer_samples_are_the_beginning_of_more(direct_run, words):
+def test_fewer_samples_are_the_beginning_of_more(labelled_run, words):
     """With the same seed; the original sampled whole batches, too."""
-    most = responses(sampled(direct_run, *words, '--seed=3', '--nsamples=6').stdout)
-    found = responses(sampled(direct_run, *words, '--seed=3', '--nsamples=5').stdout)
+    most = responses(sampled(labelled_run, *words, '--seed=3', '--nsamples=6').stdout)
+    found = responses(sampled(labelled_run, *words, '--seed=3', '--nsamples=5').stdout)
     assert found == most[:5]
 
 
