@@ -67,19 +67,16 @@ NOTES = {  # below a heading
         '`./sample.py sample`. With `--model` it also takes the options `--task.NAME`, whose'
         ' defaults are those of the\nexperiment `chat`.'
     ),
-    'Evaluation': '`./launch.py evaluate SAVE_DIR`',
     'Asking': (
         '`./launch.py ask EXPERIMENT FOLDER`, see [labelling.md](labelling.md). It also takes'
         ' `--labels.type`, `--labels.too_long` and\nthe options `--task.NAME`.'
     ),
-    'Labelling': (
-        '`./launch.py label FOLDER`. The options `--web.NAME` are those of the'
-        ' [page](#run), `--run.serve.NAME`, but for\n`labellers`: `--labeller` names them.'
-    ),
     'Other commands': (
-        '`export MODEL_DIR OUTPUT_DIR`, `report RUN...` ([report.md](report.md)), `labels FOLDER`,'
-        ' `score RUN FILE`, and `import_labels EXPERIMENT FILE OUTPUT`,\nwhich also takes'
-        ' `--labels.type`, `--labels.too_long` and the options `--task.NAME`.'
+        '`evaluate SAVE_DIR`, `label FOLDER`, `labels FOLDER`, `score RUN FILE`, `report RUN...`'
+        ' ([report.md](report.md)),\n`export MODEL_DIR OUTPUT_DIR`, and `import_labels EXPERIMENT'
+        ' FILE OUTPUT`, which also takes `--labels.type`,\n`--labels.too_long` and the options'
+        ' `--task.NAME`. `label` has the options of the [page](#run), too: `--web.NAME`\nin place of'
+        ' `--run.serve.NAME`.'
     ),
 }
 # Small groups, whose options follow those of a larger table
@@ -108,16 +105,15 @@ def tables() -> dict[str, option_help.Fields]:
     return {
         **trainings,
         'Sampling': _without(_commands(sample.cli)['sample'].fields, 'task.'),
-        'Evaluation': commands['evaluate'].fields,
         'Asking': user_settings.settable(labelling_options.AskHParams),
-        'Labelling': _without(commands['label'].fields, 'web.'),
         'Other commands': _of_other_commands(commands),
     }
 
 
 def _of_other_commands(commands: dict[str, Command]) -> option_help.Fields:
     """The options of commands that have few, by command and option."""
-    fields = {name: commands[name].fields for name in ('export', 'report', 'labels', 'score')}
+    names = ('evaluate', 'label', 'labels', 'score', 'export', 'report')
+    fields = {name: _without(commands[name].fields, 'web.') for name in names}
     fields['import_labels'] = hyperparams.fields(labelling_options.ImportHParams)
     return {f'{name} --{key}': field for name in fields for key, field in fields[name].items()}
 
