@@ -75,8 +75,7 @@ NOTES = {  # below a heading
         '`evaluate SAVE_DIR`, `label FOLDER`, `labels FOLDER`, `score RUN FILE`, `report RUN...`'
         ' ([report.md](report.md)),\n`export MODEL_DIR OUTPUT_DIR`, and `import_labels EXPERIMENT'
         ' FILE OUTPUT`, which also takes `--labels.type`,\n`--labels.too_long` and the options'
-        ' `--task.NAME`. `label` has the options of the [page](#run), too: `--web.NAME`\nin place of'
-        ' `--run.serve.NAME`.'
+        ' `--task.NAME`. `label` has the options of the [page](#run), too, as\n`--web.NAME`.'
     ),
 }
 # Small groups, whose options follow those of a larger table
