@@ -195,8 +195,10 @@ class HParams(hyperparams.HParams):
         adaptive, size = self.rewards.adaptive_kl, self.ppo.batch_size
         if adaptive is None or self.rewards.kl_coef == 0:
             return
+        # A run of a single step adapts nothing, and the original accepts it.
+        is_used = self.ppo.nupdates > 1 or adaptive.horizon != AdaptiveKLParams.horizon
         yield (
-            adaptive.horizon <= MOST_KL_ERROR * size,
+            is_used and adaptive.horizon <= MOST_KL_ERROR * size,
             '{rewards.adaptive_kl.horizon=} with {ppo.batch_size=}: use a horizon above'
             f' {floor(MOST_KL_ERROR * size)}, or smaller batches',
         )

@@ -50,10 +50,8 @@ def started(monkeypatch):
 @pytest.mark.parametrize(
     'words, key, value',
     [
-        ('--ppo.whiten_rewards false', 'ppo.whiten_rewards', False),
         ('--noppo.whiten_rewards', 'ppo.whiten_rewards', False),
         ('--ppo.batch_size=0x40', 'ppo.batch_size', 64),
-        ('--ppo.lr="1e-6"', 'ppo.lr', 1e-6),
         ('--run.seed=', 'run.seed', None),
         ("--task.start_text='None'", 'task.start_text', 'None'),
         ('--task.start_text None', 'task.start_text', None),
@@ -66,11 +64,9 @@ def test_values(words, key, value, started):
     assert (type(found), str(found)) == (type(value), str(value))
 
 
-@pytest.mark.parametrize('command', ['train_policy', 'train_reward'])
 @pytest.mark.parametrize(
     'experiment, words, token, text',
     [
-        ('sentiment', '', 13, None),
         ('sentiment', '--task.policy.initial_model {}/of_gpt2', 13, None),
         ('sentiment', '--task.policy.initial_model {}/own', 13, '.'),
         ('tldr', '--task.policy.initial_model {}/run', 198, '\n'),
@@ -80,19 +76,17 @@ def test_values(words, key, value, started):
     ],
 )
 def test_an_experiment_means_the_text_of_its_token(
-    started, tmp_path, command, experiment, words, token, text
+    started, tmp_path, experiment, words, token, text
 ):
     """Where the model may have a tokeniser of its own; a token that users name is the model's."""
     (tmp_path / 'of_gpt2').mkdir()
     for folder in ('own', 'run/policy'):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / 'tokenizer.json').touch()
-    succeed(f'{command} {experiment} nm {words.format(tmp_path)}')
+    succeed(f'train_policy {experiment} nm {words.format(tmp_path)}')
     hparams = hparams_of(started)
-    tasks = [hparams.task]
-    if command == 'train_policy':
-        tasks.append(hparams.rewards.train_new_model.task)
-    assert {(task.truncate_token, task.truncate_text) for task in tasks} == {(token, text)}
+    for task in (hparams.task, hparams.rewards.train_new_model.task):
+        assert (task.truncate_token, task.truncate_text) == (token, text)
 
 
 @pytest.mark.parametrize(
@@ -119,9 +113,8 @@ def test_leaf_switches_its_group_on(started):
     assert rewards.kl_coef == 0.01 and rewards.train_new_model is not None
 
 
-@pytest.mark.parametrize('words', ['off', "'off'"])
-def test_published_reward_model(words, started):
-    result = invoke(f'train_policy descriptiveness nm --{NEW} {words}')
+def test_published_reward_model(started):
+    result = invoke(f"train_policy descriptiveness nm --{NEW} 'off'")
     rewards = hparams_of(started).rewards
     published = PUBLISHED.format('descriptiveness')
     assert (rewards.train_new_model, rewards.trained_model) == (None, published)
@@ -242,15 +235,8 @@ sample --save_dir x --prompt \udcff
     --prompt must be texts (str), got ('\\udcff',)
 sample --save_dir x --output az://a/b/c.jsonl
     --output 'az://a/b/c.jsonl': give the name of a local file
-sample --save_dir x --output /dev/null
-    --output /dev/null exists: give another name
-sample --save_dir x --output=
-    --output '': give the name of a local file
 sample --save_dir x
     --save_dir x is not a run of train_policy: it has no train_policy_hparams.json
-sample --save_dir x --model y --prompt z
-    give --save_dir, the directory of a run of train_policy such as /tmp/save/train_policy/NAME, or
-    else --model, perhaps with options --task.NAME
 sample --model x
     --model: give --prompt, --queries or --task.query_dataset
 sample --model x --prompt y --judge mock
@@ -490,9 +476,8 @@ def test_every_command_has_an_example_that_it_understands(started, monkeypatch):
         command.make_context(name, args)
 
 
-@pytest.mark.parametrize('cli', [launch.cli, sample.cli])
-def test_version(cli):
-    result = invoke('--version', cli)
+def test_version():
+    result = invoke('--version')
     python, torch = platform.python_version(), importlib.metadata.version('torch')
     ours = f'lm-human-preferences {lm_human_preferences.__version__}'
     assert result.exit_code == 0
@@ -509,10 +494,8 @@ def test_help_among_other_words(words):
     'words, completions',
     [
         ('tr', ['train_policy', 'train_reward']),
-        ('train_policy s', ['sentiment']),
         ('train_policy sentiment nm --ppo.cliprange_', ['--ppo.cliprange_value']),
         ('train_policy sentiment nm --rewards.adaptive_kl o', ['on', 'off']),
-        ('train_policy sentiment nm --ppo.whiten_rewards t', ['true']),
     ],
 )
 def test_shell_completion(words, completions):
