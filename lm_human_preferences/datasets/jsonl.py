@@ -28,7 +28,6 @@ def read_jsonl(path: str) -> list[str]:
 
 def read_queries(path: str) -> list[Query]:
     """Return the queries of JSON lines or a table; UserError names the first bad line."""
-    refuse_parquet(path)
     read = storage.read_table if storage.is_table(path) else storage.read_json_lines
     return list(itertools.starmap(_query, read(path)))
 
@@ -63,15 +62,6 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, list):
         plain = messages.as_plain(value, where)
     return value if plain is None else plain
-
-
-def refuse_parquet(path: str) -> None:
-    """Raise UserError, which says how to convert it, if a file is named .parquet."""
-    if path.lower().endswith('.parquet'):
-        raise UserError(
-            f'{path} is Parquet, which is not read: write its texts to a .jsonl, one JSON string a'
-            " line: for text in pandas.read_parquet(FILE)['text']: print(json.dumps(text))"
-        )
 
 
 def generator(

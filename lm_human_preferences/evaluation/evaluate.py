@@ -9,7 +9,6 @@ import re
 import time
 from typing import Any
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -142,14 +141,12 @@ def _in_a_name(value: Any) -> str:
 def last_kl_coef(save_dir: str, hparams: policy_options.HParams) -> float | None:
     """Return the last KL coefficient of a run; None where it changed and was not logged."""
     rewards = hparams.rewards
-    curve = None
     if not storage.is_remote(save_dir):
         curve = curves.read(save_dir, POLICY.events).curves.get(KL_COEF)
-    if not curve:
-        changes = rewards.adaptive_kl is not None or rewards.relative_kl_coef
-        return None if changes else rewards.kl_coef
-    is_unchanged = curve[-1] == np.float32(rewards.kl_coef)  # events are float32
-    return rewards.kl_coef if is_unchanged else curve[-1]
+        if curve:
+            return curve[-1]
+    changes = rewards.adaptive_kl is not None or rewards.relative_kl_coef
+    return None if changes else rewards.kl_coef
 
 
 def affordable_sizes(

@@ -100,48 +100,39 @@ def margin(values: Point, name: str, queries: int) -> float | None:
     return student.quantile(queries - 1) * error
 
 
-def _has_few_samples(values: Point) -> bool:
-    """Return whether nothing is said about the best there is at the KL of a point."""
+def _is_unknown(values: Point) -> bool:
+    """Return whether samples tell too little about the best policy at the KL of a point."""
     effective = values.get('effective_samples')  # None of rewards that are not finite
-    return effective is not None and effective < FEW_SAMPLES
+    has_few = effective is not None and effective < FEW_SAMPLES
+    return has_few or values.get('frontier', 0) is None
 
 
 def not_finite(results: dict[str, Any], reward: str) -> list[str]:
     """Return the labels of points whose KL or reward is infinite or NaN, None in results."""
     found = points_of(results, reward).values()
-    return [label for label, of in found if not is_known(of) and not _has_few_samples(of)]
+    return [label for label, of in found if not is_known(of) and not _is_unknown(of)]
 
 
 def remarks(results: dict[str, Any], reward: str) -> list[str]:
     """Return lines about a table: its judge, the optimum, and why there are dashes."""
-    policy = results['rewards'][reward]['policy']
+    points = points_of(results, reward)
+    _, policy = points['policy']
     lines = [f'judge: {printable(str(results["judge"]))}'] if reward == JUDGE else []
     if 'kl_to_optimum' in policy:
         last = ', the last of the run' if results.get('kl_coef_is_last') else ''
-        lines.append(
-            f'optimum: the best policy at the KL coefficient {results["kl_coef"]:.4g}{last}'
-        )
+        coefficient = f'{results["kl_coef"]:.4g}{last}'
+        lines.append(f'optimum: the best policy at the KL coefficient {coefficient}')
     broken = not_finite(results, reward)
     if broken:
         return [*lines, f'WARNING: the KL or the reward of {", ".join(broken)} is not finite']
-    return lines + _dashes(points_of(results, reward))
-
-
-def _dashes(points: dict[str, tuple[str, Point]]) -> list[str]:
-    """Return lines on points without a number for the best there is, or for the share."""
-    unknown, has_no_share = [], False
-    for label, values in points.values():
-        if _has_few_samples(values) or values.get('frontier', 0) is None:
-            unknown.append(label)
-        elif values.get('share', 0) is None:
-            has_no_share = True
-    lines = []
+    unknown = [label for label, values in points.values() if _is_unknown(values)]
     if unknown:
         lines.append(
             f'-: too few samples to tell the best there is at the KL of {", ".join(unknown)};'
             ' give more --samples'
         )
-    if has_no_share:
+    known = [values for label, values in points.values() if label not in unknown]
+    if any(values.get('share', 0) is None for values in known):
         lines.append(
             '-: nothing is gained, as all scores are alike or the KL is 0, or --queries are below'
             f' {FEWEST_FOR_SHARE} or differ too much'

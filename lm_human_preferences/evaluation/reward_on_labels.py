@@ -13,7 +13,7 @@ from lm_human_preferences.external_rewards.classifier import Classifier
 from lm_human_preferences.external_rewards.texts import TextReward
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.folder import TRAIN, VALIDATION, LabelFolder
-from lm_human_preferences.labels.held_out import Labels, Rewards, parted, predict
+from lm_human_preferences.labels.held_out import Rewards, parted, predict
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.reward_sources.loading import LearnedReward
@@ -29,16 +29,27 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
     'comparisons': on those of two policies, from which nothing learns. Labels that the model may
     have learned test nothing, and have no interval.
     """
-    model, fraction, splits = splits_of(folder, run, without)
-    may_have_learned = isinstance(model, LearnedReward) or _is_exported(model)
+    model = _reward_for(folder, run)
+    is_learned = isinstance(model, LearnedReward)
+    fraction = 0.0
+    if is_learned and (record := reward_settings_of(run)) is not None:
+        fraction = record.labels.held_out
+    learned = label_files.tensors_of(folder, folder.counted(TRAIN, without))
+    encoder = folder.encoding().get_encoder()
+    held_out, others = parted(learned, folder.label_type, fraction, encoder)
+    splits = {
+        'held_out': held_out,
+        'trained_on': others,
+        'comparisons': label_files.tensors_of(folder, folder.counted(VALIDATION, without)),
+    }
     found: dict[str, Any] = {'run': run, 'held_out_share': fraction}
     for name, labels in splits.items():
         prediction = predict(rewards_by(model), labels, folder.label_type, BATCH, Comm())
         if prediction is None:
             found[name] = None
             continue
-        is_learned = may_have_learned and name == 'trained_on'
-        prediction = dataclasses.replace(prediction, is_learned=is_learned)
+        may_know = name == 'trained_on' and (is_learned or _is_exported(model))
+        prediction = dataclasses.replace(prediction, is_learned=may_know)
         low, high = prediction.interval() or (None, None)
         more = {'low': low, 'high': high, 'in_words': str(prediction)}
         found[name] = dataclasses.asdict(prediction) | more
@@ -49,21 +60,6 @@ def _is_exported(model: loading.FrozenRewardModel) -> bool:
     """Return whether a classifier was a reward model of this program; its labels are not known."""
     scorer = model.scorer if isinstance(model, TextReward) else None
     return isinstance(scorer, Classifier) and scorer.is_exported
-
-
-def splits_of(
-    folder: LabelFolder, run: str, without: Collection[str]
-) -> tuple[loading.FrozenRewardModel, float, dict[str, Labels]]:
-    """Return (the reward model of `run`, the fraction it held out, {split: its labels})."""
-    model = _reward_for(folder, run)
-    fraction = 0.0
-    if isinstance(model, LearnedReward) and (record := reward_settings_of(run)) is not None:
-        fraction = record.labels.held_out
-    learned = label_files.tensors_of(folder, folder.counted(TRAIN, without))
-    compared = label_files.tensors_of(folder, folder.counted(VALIDATION, without))
-    encoder = folder.encoding().get_encoder()
-    held_out, others = parted(learned, folder.label_type, fraction, encoder)
-    return model, fraction, {'held_out': held_out, 'trained_on': others, 'comparisons': compared}
 
 
 def _reward_for(folder: LabelFolder, run: str) -> loading.FrozenRewardModel:

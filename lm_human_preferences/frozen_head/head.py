@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -16,7 +17,9 @@ from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.runs.run_files import FROZEN_HEAD as FILE
 from lm_human_preferences.storage.schema import matches_schema
 
-ABOUT = 'about'  # key in the file's metadata: the head's model and task, as JSON
+# Keys in the file's metadata: the head's model and task, as JSON; digest of that and the tensors,
+# which earlier versions did not write
+ABOUT, DIGEST = 'about', 'sha256'
 # Errors that wrong values in its file cause
 _WRONG_KINDS = (AttributeError, LookupError, TypeError, ValueError)
 SMALLEST_DEVIATION = 1e-6  # of features, or of scores: less is only rounding
@@ -69,8 +72,17 @@ class Head:
         from safetensors.torch import save
 
         tensors = {name: each.float().contiguous() for name, each in vars(self).items()}
-        content = save(tensors, {ABOUT: json.dumps(about)})
-        storage.write_bytes(storage.join(directory, FILE), content)
+        text = json.dumps(about)
+        metadata = {ABOUT: text, DIGEST: _digest(tensors, text)}
+        storage.write_bytes(storage.join(directory, FILE), save(tensors, metadata))
+
+
+def _digest(tensors: Mapping[str, torch.Tensor], about: str) -> str:
+    """Return the SHA-256 of all that a file holds."""
+    digest = hashlib.sha256(about.encode())
+    for name in sorted(tensors):
+        digest.update(tensors[name].cpu().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def unfitted(features: torch.Tensor) -> Head:
@@ -97,8 +109,12 @@ def load(directory: str) -> tuple[Head, dict[str, Any]]:
     names = [field.name for field in dataclasses.fields(Head)]
     try:
         with safe_open(path, 'pt') as file:
-            about = json.loads(file.metadata()[ABOUT])
+            metadata = file.metadata()
+            about = json.loads(metadata[ABOUT])
             head = Head(**{name: file.get_tensor(name) for name in names})
+        digest = _digest(vars(head), metadata[ABOUT])
+        if metadata.get(DIGEST, digest) != digest:
+            raise ValueError('it is not as it was written')
         _check_about(about, head.mean.numel())
         _check(head)
     except (SafetensorError, RecursionError, *_WRONG_KINDS) as e:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
 from lm_human_preferences import storage
-from lm_human_preferences.datasets import jsonl, messages, registry
+from lm_human_preferences.datasets import messages, registry
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.chat import ChatTemplate, Contexts
@@ -194,7 +194,6 @@ def get_dataset(name: str, labels: str | None = None) -> Dataset:
         if info.labels_stand_in:
             generator = functools.partial(generator, labels=labels)
         return Dataset(name, generator, is_new=False)
-    jsonl.refuse_parquet(str(name))
     if not str(name).endswith('.jsonl') and not storage.is_table(str(name)):
         raise UserError(
             f'--task.query_dataset {name}: choose {registry.choices()} or a .jsonl or .csv file'

@@ -6,7 +6,7 @@ import os
 from typing import NamedTuple
 
 from lm_human_preferences import shell, storage
-from lm_human_preferences.errors import OptionError
+from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.language.adapters import peft_files
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.runs import run_files, run_settings
@@ -71,10 +71,10 @@ def recorded_labels(path: str) -> str | None:
 def reward_model_dir(path: str) -> str:
     """Return the directory of a reward model: `path`, or its reward_model/; else UserError."""
     if is_model(path) or storage.exists(storage.join(path, run_files.FROZEN_HEAD)):
-        return path
+        return _with_its_head(path)
     network = storage.join(path, run_files.REWARD.network)
     if is_model(network):
-        return network
+        return _with_its_head(network)
     if peft_files.is_peft(storage.model_path(path) or path):
         raise OptionError(
             '--rewards.trained_model',
@@ -90,3 +90,14 @@ def reward_model_dir(path: str) -> str:
         f'{path}: neither it nor its reward_model/ has an {run_files.SIZES}, nor is it a sequence'
         f' classifier of transformers; {advice}',
     )
+
+
+def _with_its_head(directory: str) -> str:
+    """Return a reward model's directory; UserError if a head was fitted and its file is missing."""
+    file = storage.join(directory, run_files.FROZEN_HEAD)
+    is_whole = storage.exists(file) or storage.exists(storage.join(directory, 'checkpoints'))
+    if not is_whole and os.path.basename(directory.rstrip('/')) == run_files.REWARD.network:
+        settings = run_settings.reward_settings_of(directory)
+        if settings is not None and settings.is_head:
+            raise UserError(f'{file} is missing, which the training of this head has written')
+    return directory

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -69,20 +70,26 @@ def test_there_is_no_network_but_the_policy_and_the_reference(run):
     assert not (folder / 'run/reward_model/checkpoints').exists()
 
 
-def test_the_page_says_how_well_it_predicts(run, tmp_path):
-    folder, _ = run
-    succeed(f'report {folder}/run --output {tmp_path}/page.html')
-    page = (tmp_path / 'page.html').read_text()
-    assert 'a head on the model before, trained on the labels' in page
-    assert re.search(r'labels it had not seen</bdi>\s*<td[^>]*><bdi>\d+ of \d+', page)
-
-
 def test_it_goes_on_as_it_began(run):
     folder, _ = run
     head = (folder / 'run/reward_model/frozen_head.safetensors').read_bytes()
     resumed = succeed(f'resume {folder}/run --ppo.total_episodes 128')
     assert 'learned' not in resumed.stdout
     assert (folder / 'run/reward_model/frozen_head.safetensors').read_bytes() == head
+    succeed(f'report {folder}/run')
+    page = (folder / 'run/report.html').read_text()
+    assert re.search(r'labels it had not seen</bdi>\s*<td[^>]*><bdi>\d+ of \d+', page)
+
+
+def test_a_head_whose_file_is_missing_is_said(run, tmp_path):
+    folder, _ = run
+    (tmp_path / 'text.jsonl').write_text('{"query": "Who?", "response": " the fox"}\n')
+    shutil.copytree(folder / 'run', tmp_path / 'run')
+    file = tmp_path / 'run/reward_model/frozen_head.safetensors'
+    file.unlink()
+    for name in ('run', 'run/reward_model'):
+        told = error_of(invoke(f'score {tmp_path}/{name} {tmp_path}/text.jsonl'))
+        assert told.startswith(f'{file} is missing')
 
 
 def test_commands_that_score_know_it(run, tmp_path):

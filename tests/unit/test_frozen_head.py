@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import pathlib
 from unittest import mock
 
 import pytest
@@ -193,16 +194,6 @@ def test_the_correlation_of_dice_is_0(monkeypatch):
     assert abs(mean) < 3.3 * torch.tensor(found).std().item() / math.sqrt(len(found))
 
 
-@pytest.mark.parametrize(('gain', 'least', 'told'), [(0.1, 0.2, 'about 160'), (-1, 1, 'at all')])
-def test_the_number_of_labels_that_would_do(gain, least, told):
-    """Twice as narrow an interval takes four times as many."""
-    labels = {'query': torch.arange(40)[:, None], 'best': torch.zeros(40, dtype=torch.int64)}
-    labels |= {sample: torch.arange(40)[:, None] for sample in ('sample0', 'sample1')}
-    prediction = fitting.prediction_of(torch.randn(40, 2), labels, label_types.get('best_of_2'))
-    fitted = fitting.Fitted(head.unfitted(torch.randn(9, 3)), 1.0, prediction, gain, least, 0.0)
-    assert told in str(fitted.warning())
-
-
 def test_labels_that_are_all_connected_tell_no_number():
     label_type, labels = made_labels('best_of_2', torch.randn(3, 2))
     labels |= {sample: torch.arange(3)[:, None] for sample in label_type.samples}
@@ -366,48 +357,67 @@ def test_ranks_share_one_head(reference, monkeypatch):
     torch.testing.assert_close(vars(second.head), vars(first.head), rtol=0, atol=0)
 
 
-def test_a_head_is_saved_with_what_it_is_of(reference, tmp_path):
+@pytest.fixture
+def saved(reference, tmp_path):
+    """Function that saves a head, and what is said about it, with changes; returns the folder."""
     made = random_head(reference)
     task = resolved('train_reward', 'test').task.to_nested_dict()
     of_this = {'probe': probe_of(reference).tolist(), 'initial_model': 'test', 'task': task}
-    made.save(str(tmp_path), of_this)
-    loaded, about = head.load(str(tmp_path))
-    torch.testing.assert_close(vars(loaded), vars(made.to(torch.device('cpu'))))
-    checked(str(tmp_path), loaded, about, reference, 0.0)
+
+    def save(*, about=of_this, more=None, **changes):
+        changes = {name: change(getattr(made, name)) for name, change in changes.items()}
+        dataclasses.replace(made, **changes).save(str(tmp_path), {**about, **(more or {})})
+        return str(tmp_path)
+
+    save.head = made
+    return save
+
+
+def test_a_head_is_saved_with_its_model(reference, saved):
+    directory = saved()
+    loaded, about = head.load(directory)
+    torch.testing.assert_close(vars(loaded), vars(saved.head.to(torch.device('cpu'))))
+    checked(directory, loaded, about, reference, 0.0)
     other = Policy(lm_tasks.initial_model('test'), scope='ref_policy')
-    with pytest.raises(UserError, match=f'{tmp_path} is a head on hidden states of test'):
-        checked(str(tmp_path), loaded, about, other, 0.0)
-    file = tmp_path / head.FILE
-    file.write_bytes(file.read_bytes()[:-8])
-    with pytest.raises(UserError, match='is damaged'):
-        head.load(str(tmp_path))
-    for changes, of_other, told in (
-        ({'weight': made.weight * math.nan}, of_this, 'weight has something else than finite'),
-        ({'known': made.known[:, 1:]}, of_this, 'known has the shape'),
-        ({'scale': 0 * made.scale}, of_this, 'scale, doubt or usual has a number that'),
-        ({'doubt': -made.doubt}, of_this, 'scale, doubt or usual has a number that'),
-        ({'usual': -made.usual}, of_this, 'scale, doubt or usual has a number that'),
-        ({}, {'initial_model': 'test', 'task': {}}, 'its about has no probe that fits'),
-        ({}, {**of_this, 'probe': [[0.5]]}, 'its about has no probe that fits'),
-        ({}, {**of_this, 'task': []}, 'its about has no task that fits'),
-        ({}, {**of_this, 'task': {**task, 'policy': 5}}, '--policy must be'),
-        ({}, [], 'its about has no initial_model that fits'),
-        ({}, 'text', 'its about has no initial_model that fits'),
-    ):
-        dataclasses.replace(made, **changes).save(str(tmp_path), of_other)
-        with pytest.raises(UserError, match=f'is damaged: {told}'):
-            head.load(str(tmp_path))
-    for kind in (torch.bool, torch.complex64):
-        tensors = {**vars(loaded), 'weight': loaded.weight.to(kind)}
-        file.write_bytes(safetensors.torch.save(tensors, {'about': json.dumps(of_this)}))
-        with pytest.raises(UserError, match='weight has something else than finite'):
-            head.load(str(tmp_path))
-    file.write_bytes(safetensors.torch.save(vars(loaded), {'about': 100_000 * '['}))
-    with pytest.raises(UserError, match='is damaged: '):
-        head.load(str(tmp_path))
-    with pytest.raises(UserError, match='is a head on hidden states of test'):
-        nothing = {**of_this, 'probe': [math.nan] * len(of_this['probe'])}
-        checked(str(tmp_path), loaded, nothing, reference, 0.0)
+    nothing = {**about, 'probe': [math.nan] * len(about['probe'])}
+    for said, model in ((about, other), (nothing, reference)):
+        with pytest.raises(UserError, match=f'{directory} is a head on hidden states of test'):
+            checked(directory, loaded, said, model, 0.0)
+
+
+@pytest.mark.parametrize(
+    'changes, told',
+    [
+        ({'weight': lambda weight: weight * math.nan}, 'weight has something else than finite'),
+        ({'known': lambda known: known[:, 1:]}, 'known has the shape'),
+        ({'scale': torch.zeros_like}, 'scale, doubt or usual has a number that'),
+        ({'doubt': torch.neg}, 'scale, doubt or usual has a number that'),
+        ({'usual': torch.neg}, 'scale, doubt or usual has a number that'),
+        ({'about': {}}, 'its about has no initial_model that fits'),
+        ({'more': {'probe': [[0.5]]}}, 'its about has no probe that fits'),
+        ({'more': {'task': {'policy': 5}}}, '--query_length must be given'),
+    ],
+)
+def test_heads_that_cannot_be_are_damaged(saved, changes, told):
+    with pytest.raises(UserError, match=f'is damaged: {told}'):
+        head.load(saved(**changes))
+
+
+def test_files_that_were_not_written_here_are_damaged(saved):
+    """Every bit counts."""
+    file = pathlib.Path(saved(), head.FILE)
+    _, about = head.load(str(file.parent))
+    whole = file.read_bytes()
+    flipped = [bytearray(whole), bytearray(whole)]
+    flipped[0][whole.index(b'initial_model') + 20] ^= 1
+    flipped[1][-2] ^= 0x40
+    tensors = {**vars(saved.head), 'weight': saved.head.weight.bool()}
+    of_bools = safetensors.torch.save(tensors, {'about': json.dumps(about)})
+    nested = safetensors.torch.save(vars(saved.head), {'about': 100_000 * '['})
+    for content in (whole[:-8], *flipped, of_bools, nested):
+        file.write_bytes(content)
+        with pytest.raises(UserError, match='is damaged: '):
+            head.load(str(file.parent))
 
 
 def test_an_empty_response_is_read_behind_its_query(reference, responses):
