@@ -62,56 +62,48 @@ def why_not():
 
 
 class Cluster:
-    """The daemons. `variables` are for commands that are to find them."""
+    """Daemons with all files in `folder`. `variables` are for commands that are to find them."""
 
-    def __init__(self, folder):
-        self.folder = Path(folder)
-        self.variables = {'SLURM_CONF': str(self.folder / 'slurm.conf'), 'PATH': PATH}
+    def __init__(self, folder, stack):
+        self.folder, self.stack = Path(folder), stack
+        self.variables = {'SLURM_CONF': f'{folder}/slurm.conf', 'PATH': PATH}
         self.environment = {**os.environ, **self.variables}
-        self.daemons = []
-
-    def start(self):
-        for name in ('state', 'spool', 'munge'):
-            (self.folder / name).mkdir()
         munge = self.folder / 'munge'
+        for each in (munge, self.folder / 'state', self.folder / 'spool'):
+            each.mkdir()
         (munge / 'key').write_bytes(os.urandom(1024))
         (munge / 'key').chmod(0o600)
         own = ('127.0.0.1', 0)
         with socket.create_server(own) as first, socket.create_server(own) as second:
             ports = [each.getsockname()[1] for each in (first, second)]
-        text = CONFIGURATION.format(
-            host=socket.gethostname().partition('.')[0],
-            folder=self.folder,
-            ports=ports,
-            # MPICH names its shared memory by the job: clusters side by side must not share them.
-            first_job=random.randrange(1, 60_000_000),
-        )
-        (self.folder / 'slurm.conf').write_text(text)
+        # MPICH names its shared memory by the job: clusters side by side must not share them.
+        settings = {'folder': folder, 'ports': ports, 'first_job': random.randrange(1, 60_000_000)}
+        host = socket.gethostname().partition('.')[0]
+        (self.folder / 'slurm.conf').write_text(CONFIGURATION.format(host=host, **settings))
         files = {'socket': 'socket', 'key-file': 'key', 'log-file': 'log', 'seed-file': 'seed'}
         options = [f'--{option}={munge / name}' for option, name in files.items()]
-        self._start_daemon('munged', '--foreground', '--force', f'--pid-file={munge}/pid', *options)
+        self.start('munged', '--foreground', '--force', f'--pid-file={munge}/pid', *options)
         eventually((munge / 'socket').exists, SECONDS)
-        self._start_daemon('slurmctld', '-D')
-        self._start_daemon('slurmd', '-D')
+        self.start('slurmctld', '-D')
+        self.start('slurmd', '-D')
         eventually(lambda: 'idle' in self.run('sinfo', '-h', '-o', '%t').stdout, SECONDS)
 
-    def _start_daemon(self, program, *options):
-        """Start a process that ends when this one does, however that comes about."""
+    def start(self, program, *options):
+        """Start a daemon that ends with the stack, and with this process, however that ends."""
         settings = {'env': self.environment, 'stdin': subprocess.DEVNULL, 'start_new_session': True}
         with (self.folder / f'{program}.log').open('wb') as log:
             command = ['setpriv', '--pdeathsig', 'TERM', program, *options]
-            self.daemons.append(subprocess.Popen(command, stdout=log, stderr=log, **settings))
+            daemon = subprocess.Popen(command, stdout=log, stderr=log, **settings)
+        self.stack.callback(daemon.wait)
+        self.stack.callback(daemon.kill)
 
     def run(self, *command, **settings):
         settings = {'capture_output': True, 'text': True, 'timeout': SECONDS, **settings}
         return subprocess.run(command, env=self.environment, **settings)
 
-    def stop(self):
-        """Kill the daemons, and what they have started: a batch script outlives its job."""
+    def kill_jobs(self):
+        """Kill what the cluster has started: a batch script outlives its job."""
         mark = f'SLURM_CONF={self.variables["SLURM_CONF"]}'.encode()
-        for daemon in self.daemons:
-            daemon.kill()
-            daemon.wait()
         for path in Path('/proc').glob('[0-9]*/environ'):
             with contextlib.suppress(OSError):
                 if mark in path.read_bytes().split(b'\0'):
@@ -125,23 +117,19 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running():
-    """Yield a Cluster that lives as long as the block."""
-    # A short path, as those of sockets are limited to 108 characters.
-    with tempfile.TemporaryDirectory(prefix='lmhp-slurm-', ignore_cleanup_errors=True) as folder:
-        cluster = Cluster(folder)
-        try:
-            cluster.start()
-            yield cluster
-        finally:
-            cluster.stop()
-
-
-@contextlib.contextmanager
 def on_demand():
     """Yield a function that returns a Cluster, started at its first call, until the block ends."""
     with contextlib.ExitStack() as stack:
-        yield functools.cache(lambda: stack.enter_context(running()))
+
+        @functools.cache
+        def cluster():
+            # A short path, as those of sockets are limited to 108 characters.
+            folder = tempfile.TemporaryDirectory(prefix='lmhp-slurm-', ignore_cleanup_errors=True)
+            started = Cluster(stack.enter_context(folder), stack)
+            stack.callback(started.kill_jobs)
+            return started
+
+        yield cluster
 
 
 @pytest.fixture(scope='session')
@@ -149,5 +137,5 @@ def slurm():
     """The cluster of this process of pytest; each has its own."""
     if reason := why_not():
         pytest.skip(reason)
-    with running() as cluster:
-        yield cluster
+    with on_demand() as cluster:
+        yield cluster()

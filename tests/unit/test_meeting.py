@@ -31,7 +31,7 @@ from lm_human_preferences.runs import reward_function
 BY_MPICH = 'PMI_SIZE=4 PMI_RANK=3 '
 BY_OPEN_MPI = 'OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=3 '
 BY_SRUN = 'SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1 SLURM_JOB_ID=1000 SLURM_STEP_ID=2 '
-SLURM = BY_SRUN + 'SLURM_STEP_NODELIST=node[07-08] '
+BY_SRUN += 'SLURM_STEP_NODELIST=node[07-08] '
 BY_AZURE = 'WORLD_SIZE=6 RANK=5 MASTER_ADDR=first MASTER_PORT=29500 '
 BY_TORCHRUN = BY_AZURE + 'TORCHELASTIC_RUN_ID=mine TORCHELASTIC_RESTART_COUNT=2 '
 
@@ -41,38 +41,29 @@ def started_with(monkeypatch, variables):
 
 
 @pytest.mark.parametrize(
-    'variables, launcher, size, rank',
+    'variables, launch, endpoint',
     [
-        ('', 'none', 1, 0),
-        (BY_OPEN_MPI, 'mpiexec of Open MPI', 4, 3),
-        (BY_SRUN, 'srun', 2, 1),
-        (BY_SRUN + BY_MPICH, 'mpiexec of MPICH', 4, 3),  # or srun by PMI2
-        (BY_TORCHRUN + BY_SRUN + BY_MPICH, 'torchrun', 6, 5),  # torchrun on each host by mpiexec
-        (BY_AZURE + BY_MPICH, 'mpiexec of MPICH', 4, 3),
-        ('WORLD_SIZE=6 RANK=5', 'none', 1, 0),  # nobody says where rank 0 is
-        (BY_AZURE + 'WORLD_SIZE=1 RANK=0', 'torchrun', 1, 0),
-    ],
-)
-def test_size_and_rank(monkeypatch, variables, launcher, size, rank):
-    started_with(monkeypatch, variables)
-    assert launch_methods.current()[:3] == (launcher, size, rank)
-
-
-@pytest.mark.parametrize(
-    'variables, expected',
-    [
-        (BY_TORCHRUN, ('first', 29500, 'mine/2')),
-        (SLURM, ('node07', 10240 + (31_000 + 2) % 20480, 'slurm-1000.2.0')),
-        (SLURM + 'MASTER_ADDR=a MASTER_PORT=5', ('a', 5, 'slurm-1000.2.0')),
+        ('', ('none', 1, 0), None),
+        (BY_OPEN_MPI, ('mpiexec of Open MPI', 4, 3), None),
+        (BY_SRUN + BY_MPICH, ('mpiexec of MPICH', 4, 3), None),  # or srun by PMI2
+        (BY_AZURE + BY_MPICH, ('mpiexec of MPICH', 4, 3), None),
+        # torchrun on each host by mpiexec
+        (BY_TORCHRUN + BY_SRUN + BY_MPICH, ('torchrun', 6, 5), ('first', 29500, 'mine/2')),
+        (BY_AZURE + 'WORLD_SIZE=1 RANK=0', ('torchrun', 1, 0), ('first', 29500, 'job/0')),
+        ('WORLD_SIZE=6 RANK=5', ('none', 1, 0), None),  # nobody says where rank 0 is
+        (BY_SRUN, ('srun', 2, 1), ('node07', 10240 + (31_000 + 2) % 20480, 'slurm-1000.2.0')),
+        (BY_SRUN + 'MASTER_ADDR=a MASTER_PORT=5', ('srun', 2, 1), ('a', 5, 'slurm-1000.2.0')),
         (
-            BY_SRUN + 'SLURM_STEP_NUM_NODES=1 SLURM_STEP_NODELIST=a SLURM_RESTART_COUNT=3',
+            BY_SRUN + 'SLURM_STEP_NUM_NODES=1 SLURM_RESTART_COUNT=3',
+            ('srun', 2, 1),
             ('127.0.0.1', 20762, 'slurm-1000.2.3'),
         ),
     ],
 )
-def test_endpoint(monkeypatch, variables, expected):
+def test_launch(monkeypatch, variables, launch, endpoint):
     started_with(monkeypatch, variables)
-    assert launch_methods.endpoint() == expected
+    assert launch_methods.current()[:3] == launch
+    assert endpoint is None or launch_methods.endpoint() == endpoint
 
 
 def test_first_host():
