@@ -62,13 +62,9 @@ def export(model_dir: str, output_dir: str, form: str = 'model') -> None:
     if len(directories) > 1:
         print('Each is a model of its own; the reward of the run is the mean of their scores')
     print(f'{model_card.FILE} there says what is known about it; add its licence and its languages')
-    names = ['ORG/NAME']
-    if len(directories) > 1:
-        names = [f'ORG/NAME-{number}' for number in range(1, len(directories) + 1)]
-    uploads = []
-    for name, directory in zip(names, directories, strict=True):
-        uploads.append(f'hf upload {name} {shlex.quote(directory)}')
-    print(f'Nothing was uploaded; this uploads it: {" && ".join(uploads)}')
+    print('Nothing was uploaded; to upload it to the hub, under a name for each model:')
+    for directory in directories:
+        print(f'hf upload ORG/NAME {shlex.quote(directory)}')
 
 
 def _export_policy(

@@ -248,7 +248,7 @@ def encoding_of_adapter(directory: str, of_base: Encoding) -> Encoding:
 
 
 def _tokeniser_in(directory: str) -> dict[str, str]:
-    """Return {name: path} of the files of a tokeniser; of a blob's, without further templates."""
+    """Return {name: path} of a tokeniser's files that exist; further templates only if local."""
     found = _files_in(directory, run_files.TOKENISER_FILES)
     if TOKENISER in found:
         folder = os.path.dirname(storage.cached_path(found[TOKENISER]))
@@ -259,7 +259,7 @@ def _tokeniser_in(directory: str) -> dict[str, str]:
 
 
 def _files_in(directory: str, names: Iterable[str]) -> dict[str, str]:
-    """Return {name: path} of those of the files that exist."""
+    """Return {name: path} of the files that exist."""
     paths = {name: storage.join(directory, name) for name in names}
     return {name: path for name, path in paths.items() if storage.exists(path)}
 

@@ -20,9 +20,9 @@ from lm_human_preferences.runs.run_files import SIZES
 from lm_human_preferences.training.model_sizes import FLOAT, Sizes
 
 CAUSAL_LM = 'causal_lm.'  # begins our names of parameters of models of transformers
-EMBEDDING = 'transformer.wte.weight'  # our name of that of every GPT-2
-SLACK_BYTES = 1 << 24  # by which a model may be larger than its file
-LAYER_BYTES = 10_000  # that the modules of a layer take in memory, however narrow it is
+EMBEDDING = 'transformer.wte.weight'  # our name of the embedding of tokens in GPT-2
+SLACK_BYTES = 1 << 24  # a model may be larger than its file by this
+LAYER_BYTES = 10_000  # memory for the modules of a layer, however narrow it is
 SAFETENSORS = 'model.safetensors'
 SAFETENSORS_INDEX = f'{SAFETENSORS}.index.json'  # if the tensors are in several files
 # Tensors that are not needed: masks and rotations of older versions, and TRL's value head.
@@ -133,10 +133,7 @@ class SafetensorsFiles:
 def _why_no_weights(directory: str) -> str:
     parts = glob.glob('model-*-of-*.safetensors', root_dir=directory)
     if parts:
-        return (
-            f'{directory} has {parts[0]} but no {SAFETENSORS_INDEX}, which says what is in which'
-            ' file: get it, too'
-        )
+        return f'{directory} has {parts[0]} but no {SAFETENSORS_INDEX}: get the index, too'
     return (
         f'{directory} has a config.json but no {SAFETENSORS}; pickled weights are not read: save it'
         ' again with save_pretrained'
@@ -170,7 +167,7 @@ def are_here(directory: str) -> bool:
 
 
 def _files_of_index(index: str) -> list[str]:
-    """Return the names of the files with tensors, by the index of several."""
+    """Return the names of the files that an index of tensors lists."""
     content: Any = storage.read_json(index)
     try:
         names = sorted(set(content['weight_map'].values()))

@@ -66,7 +66,7 @@ def first_answer(question: Callable[[], Answer], server: str) -> Answer:
 
 
 def fetched(path: str, show_progress: bool) -> str:
-    """Return a file's copy in the cache, which is downloaded unless it is the server's version."""
+    """Return the path of a file's copy in the cache; download it unless the copy is current."""
     import filelock
 
     blob = Blob(path)
@@ -93,7 +93,7 @@ def _download(blob: Blob, client: Context, stat: Stat, show_progress: bool) -> N
     progress: dict[str, Any] = {'disable': True}
     if show_progress and stat.size >= NO_PROGRESS_BELOW:
         progress = progress_bar(f'fetching {blob.url}')
-    version = None if blob.account == GOOGLE else stat.version  # which blobfile does not take
+    version = None if blob.account == GOOGLE else stat.version  # blobfile takes none for Google
     with (
         client.BlobFile(blob.path, 'rb', file_size=stat.size, version=version) as source,
         # Machines that share the disk may not share the lock: each has its own temporary file.
@@ -111,7 +111,7 @@ def _download(blob: Blob, client: Context, stat: Stat, show_progress: bool) -> N
 
 
 def progress_bar(what: str) -> dict[str, Any]:
-    """Return the settings of a progress bar; without a terminal, print a line in its place."""
+    """Return the settings of a progress bar; without a terminal, print a line instead."""
     is_terminal = sys.stderr.isatty()
     if not is_terminal:
         print(what, file=sys.stderr)

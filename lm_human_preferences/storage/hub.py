@@ -97,17 +97,17 @@ def _in_cache(hub: HubPath, name: str) -> Any:
 
 
 def cached_directory(path: str) -> str:
-    """Return the local directory of a model with its weights; one of the hub is fetched."""
+    """Return the local directory of a model; if it is on the hub, fetch it with its weights."""
     return _fetched(path, with_weights=True) if is_hub(path) else path
 
 
-@functools.cache  # a branch that moves while this process runs is not followed
+@functools.cache  # so that a branch means the same commit as long as this process runs
 def _fetched(path: str, *, with_weights: bool = False, only_cached: bool = False) -> str:
     """Return the local copy of a file, or a model's directory with its SMALL_FILES."""
     from huggingface_hub import errors, hf_hub_download, snapshot_download
 
     hub = HubPath(path)
-    if hub.is_commit and hub.name:  # which never changes, so that the hub is asked only once
+    if hub.is_commit and hub.name:  # a commit never changes: the hub is asked only once
         copy = _in_cache(hub, hub.name)
         if isinstance(copy, str):
             return copy

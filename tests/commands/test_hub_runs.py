@@ -141,7 +141,7 @@ def test_a_classifier_of_the_hub_is_the_reward(hub, tmp_path):
     (tmp_path / 'classifier/pytorch_model.bin').write_bytes(b'pickled')
     hub.holds['org/sentiment'] = {'main': files_in(directory)}
     argv = (
-        f'train_policy mock_sentiment run --save_dir={tmp_path} --mpi=1 --ppo.total_episodes=256'
+        f'train_policy mock_sentiment run --save_dir={tmp_path} --mpi=1 --ppo.total_episodes=64'
         ' --run.evaluate=off --rewards.train_new_model=off'
         ' --rewards.trained_model=org/sentiment --rewards.class_name=good'
     )

@@ -615,7 +615,10 @@ def reward_losses(model, lora, ranks=1, settings=None):
 
 @pytest.mark.parametrize(
     'lora, model, way',
-    [*(('on', 'gpt2', way) for way in WAYS), ('off', 'llama', 'gradient checkpointing')],
+    [
+        *(('on', 'gpt2', way) for way in WAYS),
+        *(('off', 'llama', way) for way in ('ranks', 'gradient checkpointing')),
+    ],
     indirect=['model'],
 )
 def test_ways_to_train_learn_the_same(model, way, lora):

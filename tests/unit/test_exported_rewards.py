@@ -196,7 +196,7 @@ def test_what_is_written_and_said(tmp_path):
     written = sorted(path.name for path in (tmp_path / 'my model').iterdir())
     assert written == [*names, 'tokenizer_config.json']
     assert 'note' not in result.stdout
-    assert result.stdout.endswith(f" hf upload ORG/NAME '{tmp_path}/my model'\n")
+    assert result.stdout.endswith(f"\nhf upload ORG/NAME '{tmp_path}/my model'\n")
     page = (tmp_path / 'my model/README.md').read_text()
     assert page.startswith('---\nlibrary_name: transformers\npipeline_tag: text-classification\n')
     again = ['export', f'{tmp_path}/my model', f'{tmp_path}/again']

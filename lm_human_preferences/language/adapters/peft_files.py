@@ -26,13 +26,13 @@ from lm_human_preferences.language.weights import (
 from lm_human_preferences.training import model_sizes
 
 CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
-PREFIX = 'base_model.model.'  # what names of tensors begin with
+PREFIX = 'base_model.model.'  # begins the names of tensors
 ROWS = 'token_adapter.trainable_tokens_delta'  # rows of an embedding
 _TABLE = re.compile(
     rf'((?P<output>{OUTPUT_LAYER.pattern})|{EMBEDDING_LAYER.pattern})'
     r'\.((base_layer\.)?(?P<whole>weight)$)?'
 )
-SAVED = 'modules_to_save.'  # in the second name of a whole layer, if the vocabulary grew
+SAVED = 'modules_to_save.'  # if the vocabulary grew, a whole layer is saved also under this
 # Advice on adapters that were saved from weights that were not all there, or not unwrapped.
 _AGAIN = (
     'save it again by `save_pretrained` of the PEFT model, unwrapped; under DeepSpeed ZeRO-3 gather'
