@@ -24,7 +24,6 @@ from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.machine import products
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.reward_sources.sources import source_of
-from lm_human_preferences.rewards import ScoringModel
 from lm_human_preferences.training import precision as precisions
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.core import set_seed
@@ -72,7 +71,7 @@ def sample_policy(
             function = (rewards or {}).get('function')
             with warnings_only():
                 reward = source.reward(judge, function, reference, is_needed=best_of > 1)
-            _give_columns(reward, encoded, given)
+            loading.give_more_columns(reward, zip(encoded, given, strict=True))
         set_seed(seed, comm.rank)
         with contextlib.nullcontext() if is_original else warnings_only():
             policy = source.policy(temperature, best_of, reward)
@@ -81,7 +80,9 @@ def sample_policy(
         if given:
             in_order = itertools.cycle(torch.tensor(encoded))
         else:
-            _print_query_notes(source, encoder, comm, is_original=is_original)
+            if comm.rank == 0 and not is_original:
+                for note in lm_tasks.query_notes(of_task, encoder, 'test'):
+                    print(note)
             in_order = queries_of_data_set(source.settings, encoder, batch_size, comm)
         rounds = rounds_of(in_order, per_query, batch_size, comm)
         count = nsamples or len(given) * per_query or None
@@ -92,15 +93,6 @@ def sample_policy(
             _print_sample(sample, sampler.reader, stdout, best_of)
     if file.count:
         print(f'Saved {file.count} samples in {output}', file=sys.stderr)
-
-
-def _give_columns(
-    reward: ScoringModel | None, encoded: Sequence[list[int]], given: Sequence[Query]
-) -> None:
-    """Let a reward that is a function know the columns of the user's queries."""
-    rows = [row for row in zip(encoded, given, strict=True) if row[1].columns]
-    if reward is not None:
-        loading.give_more_columns(reward, rows)
 
 
 def _checked_encoder(source: Source, precision: str, *, is_original: bool) -> Encoder:
@@ -114,16 +106,6 @@ def _checked_encoder(source: Source, precision: str, *, is_original: bool) -> En
         print(note)
     lm_tasks.check_lengths(source.settings.task, encoder, sizes)
     return encoder
-
-
-def _print_query_notes(
-    source: Source, encoder: Encoder, comm: comms.Comm, *, is_original: bool
-) -> None:
-    """Print, on rank 0, notes on queries from a data set; the original had none."""
-    if comm.rank != 0 or is_original:
-        return
-    for note in lm_tasks.query_notes(source.settings.task, encoder, 'test'):
-        print(note)
 
 
 def _print_sample(

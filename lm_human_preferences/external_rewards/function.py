@@ -62,13 +62,8 @@ class FunctionScorer(TextScorer):
         queries = [each.query for each in texts]
         responses = [each.response for each in texts]
         columns = self._columns(texts)
-        try:
-            with torch.no_grad(), _apart():
-                returned = self._function(queries, responses, **columns)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as e:  # as sys.exit(), asyncio and some timeouts raise
-            raise self._error(f' raised {self._told(e)}') from e
+        with self._reported(' raised'), torch.no_grad(), _apart():
+            returned = self._function(queries, responses, **columns)
         if inspect.iscoroutine(returned):
             returned.close()
             raise self._error(' is async: it must return numbers, by asyncio.run for instance')
@@ -100,14 +95,10 @@ class FunctionScorer(TextScorer):
         module.__file__ = self._path
         sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
         _let_children_import(module.__name__, source.text, self._path)
-        try:
+        with self._reported(': the file cannot be run:'):
             code = compile(source.text, self._path, 'exec')
             with _apart():
                 exec(code, module.__dict__)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as e:
-            raise self._error(f': the file cannot be run: {self._told(e)}') from e
         function = module.__dict__.get(source.function)
         if not callable(function):
             raise self._error(f': the file has no function {source.function}')
@@ -127,6 +118,16 @@ class FunctionScorer(TextScorer):
                 ' queries and responses, in this order'
             ) from e
         return function
+
+    @contextlib.contextmanager
+    def _reported(self, problem: str) -> Iterator[None]:
+        """Report whatever the user's code raises in one line."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:  # as sys.exit(), asyncio and some timeouts raise
+            raise self._error(f'{problem} {self._told(e)}') from e
 
     def _told(self, error: BaseException) -> str:
         """Return an exception of the file in one line, with its last place in the user's code."""

@@ -109,10 +109,13 @@ def _give_columns(reward: TextReward, task: lm_tasks.TaskHParams) -> None:
         reward.columns = lm_tasks.query_columns(task, reward.encoder)
 
 
-def give_more_columns(reward: ScoringModel, queries: Iterable[tuple[Sequence[int], Query]]) -> None:
+def give_more_columns(
+    reward: ScoringModel | None, queries: Iterable[tuple[Sequence[int], Query]]
+) -> None:
     """Give a function that asks for columns those of (tokens, query) pairs, before others."""
     if isinstance(reward, TextReward) and reward.scorer.asks_for_columns:
-        reward.columns = {**reward.columns, **lm_tasks.columns_by_tokens(queries)}
+        pairs = [pair for pair in queries if pair[1].columns]
+        reward.columns = {**reward.columns, **lm_tasks.columns_by_tokens(pairs)}
 
 
 def load_judge(name: str, encoding: Encoding, task: lm_tasks.TaskHParams) -> FrozenRewardModel:

@@ -71,7 +71,6 @@ CHAT = {'task.policy.initial_model': 'org/model', 'task.query_dataset': 'hf://da
         ('descriptiveness', {}, True, 'descriptiveness'),
         ('descriptiveness', {}, False, 'sentiment'),  # their tasks are the same
         ('chat', {**CHAT, 'task.query_length': 32, 'task.policy.lora': 'off'}, True, 'chat'),
-        ('mock_sentiment', {'task.chat': True}, True, 'mock_sentiment'),
     ],
 )
 def test_the_command_has_the_task_of_the_questions(

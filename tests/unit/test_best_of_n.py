@@ -7,19 +7,17 @@ import torch
 
 from lm_human_preferences.commands.best_of_n import choose
 
-NAN, INF = math.nan, math.inf
+NAN = math.nan
 
 
 @pytest.mark.parametrize(
     'scores, best, rank, mean, kl',
     [
         ([1.0, 2.0], 1, 1, 1.5, math.log(2) - 1 / 2),
-        ([4.0, 1.0, 2.0, 1.0], 0, 1, 2, math.log(4) - 3 / 4),
         # 2 of 4 share the ranks 1 and 2: log((1 - (2/4)^4) / (2/4))
         ([1.0, 2.0, 2.0, 1.0], 1, 1.5, 1.5, math.log(15 / 8)),
         ([0.0, 0.0, 0.0, 0.0], 0, 2.5, 0, 0),
         ([NAN, -5.0], 1, 1, NAN, math.log(2) - 1 / 2),
-        ([-INF, 1.0], 1, 1, -INF, math.log(2) - 1 / 2),
     ],
 )
 def test_a_choice(scores, best, rank, mean, kl):

@@ -100,12 +100,6 @@ def test_the_order_of_queries_to_train_on_has_a_seed_of_its_own(add_poems):
     assert seeds == [3, 0]
 
 
-def test_every_entry_has_its_generator():
-    for name, info in registry.DATASETS.items():
-        assert info.name == name and info.summary
-        assert callable(info.load().generator)
-
-
 @pytest.fixture
 def listed(monkeypatch):
     """Leave the list of data sets as it was."""

@@ -92,54 +92,37 @@ def test_what_it_reads(write):
     assert seen == [['the film was', 'overall the plot was'], ['', 'good indeed']]
 
 
-def test_random_numbers_of_the_run_are_not_touched(write):
+def test_random_numbers_signals_and_streams_of_the_run_are_not_touched(write):
+    """Nor the time to stop, of a signal that comes during the call, whatever timer is used."""
     seeds = 'torch.manual_seed(7); np.random.seed(7); random.seed(7)'
     name = write(
-        f'import random, torch\nimport numpy as np\n{seeds}\n'
-        f'def score(queries, responses):\n {seeds}\n return [random.random(), np.random.rand()]'
+        f'import io, random, signal, sys, torch\nimport numpy as np\n{seeds}\n'
+        'from lm_human_preferences.utils import stop_signals\n'
+        f'def score(queries, responses):\n {seeds}\n'
+        ' signal.signal(signal.SIGTERM, signal.SIG_DFL)\n'
+        ' stop_signals.deadline.begin(50)\n signal.alarm(0)\n'
+        ' sys.stdout = sys.stderr = io.StringIO()\n return [random.random(), np.random.rand()]'
     )
+
+    def state():
+        return signal.getsignal(signal.SIGTERM), sys.stdout, sys.stderr
 
     def drawn():
         return random.random(), np.random.rand(), torch.rand(1).item()
 
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    before = drawn()
+    numbers = drawn()
     random.setstate(states[0])
     np.random.set_state(states[1])
     torch.set_rng_state(states[2])
-    scores_of(name)
-    assert drawn() == before
-
-
-def test_signals_and_streams_of_the_run_are_not_touched(write):
-    name = write(
-        'import io, signal, sys\ndef score(queries, responses):\n'
-        ' signal.signal(signal.SIGTERM, signal.SIG_DFL)\n signal.alarm(100)\n'
-        ' sys.stdout = sys.stderr = io.StringIO()\n return [1, 2]'
-    )
-
-    def state():
-        is_timed = signal.getitimer(signal.ITIMER_REAL)[0] > 0
-        return signal.getsignal(signal.SIGTERM), is_timed, sys.stdout, sys.stderr
-
     with stop_signals.handled(stop_signals.interrupt, signal.SIGTERM):
         before = state()
-        scores_of(name)
-        assert state() == before
-
-
-def test_the_time_to_stop_does_not_begin_again_or_end_with_a_call(write):
-    """As of a signal that comes during the call, whatever timer the function uses."""
-    name = write(
-        'import signal\nfrom lm_human_preferences.utils import stop_signals\n'
-        'def score(queries, responses):\n stop_signals.deadline.begin(50)\n signal.alarm(0)\n'
-        ' return [1, 2]'
-    )
-    try:
-        scores_of(name)
-        assert 40 < signal.getitimer(signal.ITIMER_REAL)[0] <= 50
-    finally:
-        stop_signals.deadline.end()
+        try:
+            scores_of(name)
+            assert state() == before and drawn() == numbers
+            assert 40 < signal.getitimer(signal.ITIMER_REAL)[0] <= 50
+        finally:
+            stop_signals.deadline.end()
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
@@ -213,7 +196,6 @@ def test_processes_that_are_forked_have_nothing_of_the_run(write, tmp_path):
         ('return None', 'returned None, not a number for each response'),
         ('return [1]', 'returned (1,) numbers, but must return (2,)'),
         ("return [1, '2']", "returned [1, '2'], not a number for each response"),
-        ('return [1, -1e38]', 'returned -1e+38 for response 1 of 2: a reward must be finite'),
         ("return [1, float('nan')]", 'returned nan for response 1 of 2'),
         ("raise KeyError('x\\ny')", "raised KeyError: 'x\\ny' (my_reward.py, line 3, in score)"),
         ('import sys; sys.exit()', 'raised SystemExit (my_reward.py, line 3, in score)'),
@@ -289,19 +271,37 @@ def saved(directory):
     return {name: bundle[name] for name in bundle if not name.endswith('_time')}
 
 
-def test_a_run_is_the_same_by_the_door_of_the_function(write, tmp_path):
-    name = write(MOCK)
-    assert train(tmp_path, 'known', '--rewards.trained_model=mock').exit_code == 0
-    with failing(TRAIN_MINIBATCH, 7, KeyboardInterrupt):
-        assert train(tmp_path, 'function', f'--rewards.function={name}').exit_code == 130
-    result = invoke(['resume', f'{tmp_path}/function', f'--rewards.function={name}'])
-    assert result.exit_code == 0 and 'Going on from' in result.stdout, result.output
+@pytest.fixture(scope='module')
+def known(tmp_path_factory):
+    """A run that learned from the known reward."""
+    folder = tmp_path_factory.mktemp('known')
+    assert train(folder, 'run', '--rewards.trained_model=mock').exit_code == 0
+    return folder / 'run'
 
-    known, found = saved(tmp_path / 'known'), saved(tmp_path / 'function')
-    assert found.keys() == known.keys()
-    for variable, value in known.items():
-        np.testing.assert_array_equal(found[variable], value)
-    assert (tmp_path / 'function/reward_function.py').read_text() == MOCK
+
+def test_a_run_learns_from_a_function_that_each_command_names(write, known, tmp_path):
+    """Interrupted and resumed, as by the known reward; a line tells of changes of the file."""
+    name = write(MOCK)
+    run, option = f'{tmp_path}/run', f'--rewards.function={name}'
+    with failing(TRAIN_MINIBATCH, 7, KeyboardInterrupt):
+        assert train(tmp_path, 'run', option).exit_code == 130
+    told = error_of(invoke(['resume', run]))  # tests/faults tries the other commands
+    assert f'repeat --rewards.function {name} (the run keeps a copy to read, ' in told
+    assert told.endswith(f'{run}/reward_function.py)')
+    result = succeed(['resume', run, option])
+    assert 'Going on from' in result.stdout and 'is not what it was' not in result.stderr
+    ours, theirs = saved(run), saved(known)
+    assert ours.keys() == theirs.keys()
+    for variable, value in theirs.items():
+        np.testing.assert_array_equal(ours[variable], value)
+    assert (tmp_path / 'run/reward_function.py').read_text() == MOCK
+    (tmp_path / 'my_reward.py').write_text(f'{MOCK} # another one')
+    reward_function.read.cache_clear()  # as in another command
+    result = succeed(['resume', run, option])
+    assert f'note: {name} is not what it was when this run began; see {run}' in result.stderr
+    (tmp_path / 'my_reward.py').unlink()
+    reward_function.read.cache_clear()
+    assert f'{tmp_path}/my_reward.py: no such file' in error_of(invoke(['resume', run, option]))
 
 
 def sampler_of(comm, score):
@@ -367,40 +367,18 @@ def test_ranks_score_their_own_shares_alike(write):
     assert all(torch.equal(scores, known) for scores in on_ranks(2, work))
 
 
-def test_a_run_goes_on_with_the_function_that_is_named_again(write, tmp_path):
-    """Its own name is not enough, and a line tells of another content of the file."""
-    name = write(MOCK)
-    argv = [f'--rewards.function={name}', '--ppo.total_episodes=64']
-    assert train(tmp_path, 'run', *argv).exit_code == 0
-    run = f'{tmp_path}/run'
-    told = error_of(invoke(['resume', run]))  # tests/faults tries the other commands
-    assert f'repeat --rewards.function {name} (the run keeps a copy to read, ' in told
-    assert told.endswith(f'{run}/reward_function.py)')
-    resume = ['resume', run, '--rewards.function', name]
-    assert 'is not what it was' not in succeed(resume).stderr
-    (tmp_path / 'my_reward.py').write_text(f'{MOCK} # another one')
-    reward_function.read.cache_clear()  # as in another command
-    result = succeed(resume)
-    assert f'note: {name} is not what it was when this run began; see {run}' in result.stderr
-    (tmp_path / 'my_reward.py').unlink()
-    reward_function.read.cache_clear()
-    assert f'{tmp_path}/my_reward.py: no such file' in error_of(invoke(resume))
-
-
-def test_it_judges_a_run(write, tmp_path, capsys):
+def test_it_judges_a_run(write, known, capsys):
     """In a table of its own, beside that of the run's reward, and under a safe name."""
-    known = ['--rewards.trained_model=mock', '--ppo.total_episodes=64']
-    assert train(tmp_path, 'run', *known).exit_code == 0
     name = write('def score(queries, responses):\n return [len(r) for r in responses]')
-    results = evaluate.evaluate(f'{tmp_path}/run', judge=name, queries=2, samples=64)
+    results = evaluate.evaluate(str(known), judge=name, queries=2, samples=64)
     assert list(results['rewards']) == ['known reward', 'judge']
     assert 8 < results['rewards']['judge']['policy']['reward'] < 20
     told = capsys.readouterr().out
     assert f'\njudge: {name}\n' in told and 'best of 4 by judge' in told
-    (file,) = (tmp_path / 'run').glob('evaluation*.json')
+    (file,) = known.glob('evaluation*.json')
     assert re.fullmatch(run_files.EVALUATION, file.name) and 'my_reward.py-score' in file.name
     with pytest.raises(UserError, match='^--judge reward function /none.py:f: .*no such file'):
-        evaluate.evaluate(f'{tmp_path}/run', judge='/none.py:f')
+        evaluate.evaluate(str(known), judge='/none.py:f')
 
 
 def test_a_function_reads_a_chat_without_its_marks(monkeypatch):
