@@ -10,7 +10,6 @@ import numpy as np
 
 from lm_human_preferences import storage
 from lm_human_preferences.evaluation import report
-from lm_human_preferences.utils import student
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,17 +19,14 @@ BEST_OF_N, BEST_BY_REWARD_MODEL = 's', '^'
 
 
 def draw(results: dict[str, Any], path: str) -> None:
-    """Plot reward against KL, one panel for each reward measured; with 95 % intervals."""
+    """Plot reward against KL, one panel for each reward measured."""
     from matplotlib.figure import Figure  # slow to import; this class needs no display
 
     rewards = results['rewards']
     figure = Figure(figsize=(6.4 * len(rewards), 4.4), layout='constrained')
     panels = figure.subplots(1, len(rewards), squeeze=False)[0]
     name = os.path.basename(os.path.abspath(results['save_dir']))[:80]
-    title = f'Run {name}: the policy and the best one possible'
-    if _has_intervals(results):
-        title += ', with 95 % intervals'
-    figure.suptitle(title, parse_math=False)
+    figure.suptitle(f'Run {name}: the policy and the best one possible', parse_math=False)
     for axes, reward in zip(panels, rewards, strict=True):
         broken = report.not_finite(results, reward)
         axes.set_title(f'{reward}, not finite: {", ".join(broken)}' if broken else reward)
@@ -41,53 +37,38 @@ def draw(results: dict[str, Any], path: str) -> None:
         known = {point: each for point, each in points.items() if report.is_known(each[1])}
         if 'base' in known:
             up_to = 1.2 * max(values['kl'] for _, values in known.values())
-            _draw_frontier(axes, results, reward, up_to)
+            _draw_frontier(axes, report.frontier_of(rewards[reward]), up_to)
             for point, (label, values) in known.items():
-                _draw_point(axes, point, label, values, results['queries'])
+                _draw_point(axes, point, label, values)
             axes.legend(loc='lower right', frameon=False)
     buffer = io.BytesIO()
     figure.savefig(buffer, format='png', dpi=150)
     storage.write_bytes(path, buffer.getvalue())
 
 
-def _has_intervals(results: dict[str, Any]) -> bool:
-    is_sample = 'standard_errors' in next(iter(results['rewards'].values()))['base']
-    return is_sample and results['queries'] >= student.FEWEST
-
-
-def _draw_frontier(axes: Axes, results: dict[str, Any], reward: str, up_to: float) -> None:
+def _draw_frontier(axes: Axes, curve: dict[str, list[float]], up_to: float) -> None:
     """Draw the highest reward at each KL, and beyond the last one that it is at least as high."""
-    curve = report.frontier_of(results['rewards'][reward])
     end = min(up_to, curve['kl'][-1])
     kls = [*(kl for kl in curve['kl'] if kl < end), end]
     best = np.interp(kls, curve['kl'], curve['reward'])
-    if 'standard_errors' in curve and _has_intervals(results):
-        errors = np.interp(kls, curve['kl'], curve['standard_errors'])
-        width = student.quantile(results['queries'] - 1) * errors
-        axes.fill_between(kls, best - width, best + width, color='black', alpha=0.12, linewidth=0)
     axes.plot(kls, best, color='black', label='frontier')
     if end < up_to:
         label = 'frontier, at least'
         axes.plot([end, up_to], [best[-1], best[-1]], color='black', linestyle=':', label=label)
 
 
-def _draw_point(axes: Axes, point: str, label: str, values: report.Point, queries: int) -> None:
-    """Draw a point with its intervals."""
+def _draw_point(axes: Axes, point: str, label: str, values: report.Point) -> None:
     marker = MARKERS.get(point, BEST_OF_N)
     size, order = (13, 4) if point == 'policy' else (7, 3)
     if point.endswith(report.BY_REWARD_MODEL):
         marker = BEST_BY_REWARD_MODEL
-    axes.errorbar(
+    axes.plot(
         values['kl'],
         values['reward'],
-        xerr=report.margin(values, 'kl', queries),
-        yerr=report.margin(values, 'reward', queries),
         linestyle='none',
         marker=marker,
         markersize=size,
         markeredgecolor='black',
-        ecolor='black',
-        capsize=3,
         label=label,
         zorder=order,
     )

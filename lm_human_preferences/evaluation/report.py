@@ -155,17 +155,13 @@ def is_known(values: Point) -> bool:
 
 
 def frontier_of(points: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Return KLs, rewards and standard errors, if any, from the initial model on, as far as known.
+    """Return KLs and rewards of the frontier from the initial model on, as far as it is known.
 
-    The frontier is known where it is exact, or estimated from enough samples.
+    It is known where it is exact, or estimated from enough samples.
     """
     base, curve = points['base'], points[FRONTIER]
-    sizes = curve.get('effective_samples', ())
-    count = len(list(itertools.takewhile(lambda size: size >= FEW_SAMPLES, sizes)))
-    first = {'kl': base['kl'], 'reward': base['reward']}
-    if 'standard_errors' in curve and 'standard_errors' in base:
-        first['standard_errors'] = base['standard_errors']['reward']
-    return {
-        name: [value, *curve.get(name, ())[: count if sizes else None]]
-        for name, value in first.items()
-    }
+    sizes = curve.get('effective_samples')
+    count = None
+    if sizes is not None:
+        count = len(list(itertools.takewhile(lambda size: size >= FEW_SAMPLES, sizes)))
+    return {name: [base[name], *curve[name][:count]] for name in ('kl', 'reward')}

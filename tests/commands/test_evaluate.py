@@ -285,25 +285,21 @@ def drawn(monkeypatch):
     return figures
 
 
-def test_the_picture_has_error_bars_a_name_and_a_mark_for_each_point(drawn, tmp_path):
+def test_the_picture_has_a_name_and_a_mark_for_each_point(drawn, tmp_path):
     picture.draw(results_of(), str(tmp_path / 'out.png'))
     assert (tmp_path / 'out.png').read_bytes().startswith(b'\x89PNG')
     (figure,) = drawn
     assert figure.get_suptitle().startswith('Run a $run^$: ')  # as a formula it would be an error
+    largest = 16 / 5
     for axes in figure.axes:
-        frontier, beyond = (
-            next(line for line in axes.lines if line.get_label() == label)
-            for label in ('frontier', 'frontier, at least')
-        )
-        largest = 16 / 5
-        assert [list(each) for each in frontier.get_data()] == [[0, 0.5, 1, 3], [0, 1, 2, 4]]
-        assert list(beyond.get_xdata()) == pytest.approx([3, 1.2 * largest])
-        policy = next(bars for bars in axes.containers if bars.get_label() == 'policy')
-        across, up = (bars.get_segments()[0] for bars in policy.lines[2])
-        assert across[:, 0] == pytest.approx([2 - 0.5329, 2 + 0.5329], abs=1e-4)
-        assert up[:, 1] == pytest.approx([3 - 0.2664, 3 + 0.2664], abs=1e-4)
-    labels = [bars.get_label() for bars in axes.containers]
-    assert labels == [name for name in KNOWN_ROWS if name != 'known reward']
+        lines = {line.get_label(): line for line in axes.lines}
+        assert [list(each) for each in lines['frontier'].get_data()] == [
+            [0, 0.5, 1, 3],
+            [0, 1, 2, 4],
+        ]
+        assert list(lines['frontier, at least'].get_xdata()) == pytest.approx([3, 1.2 * largest])
+        assert [list(each) for each in lines['policy'].get_data()] == [[2], [3]]
+    assert list(lines)[2:] == [name for name in KNOWN_ROWS if name != 'known reward']
     known = results_of()['rewards']['known reward']
     known['frontier']['kl'][-1] = 9.0
     picture.draw({**results_of(), 'rewards': {'known reward': known}}, str(tmp_path / 'out.png'))
@@ -324,7 +320,7 @@ def test_numbers_that_are_not_finite_are_said_and_not_drawn(drawn, tmp_path):
     picture.draw(results, str(tmp_path / 'out.png'))
     for axes in drawn[0].axes:
         assert 'not finite: ' in axes.get_title()
-        assert 'policy' not in [bars.get_label() for bars in axes.containers]
+        assert 'policy' not in [line.get_label() for line in axes.lines]
 
 
 def log_kl_coefs(run, values, begin=0):
@@ -348,66 +344,64 @@ def test_a_coefficient_that_adapts_is_known_from_the_log_alone(tmp_path):
     assert evaluate.last_kl_coef(str(tmp_path), hparams) == 39 / 4
 
 
-def settings_for(tmp_path, train, test):
-    """Settings of a task with queries of a single token, from a file of one's own."""
-    for name, texts in (('x', train), ('x.test', test)):
-        (tmp_path / f'{name}.jsonl').write_text('\n'.join(map(json.dumps, texts)))
-    hparams = HParams()
-    task = {'query_dataset': f'{tmp_path}/x.jsonl', 'query_length': 1, 'start_text': None}
-    hparams.override_from_dict({f'task.{name}': value for name, value in task.items()})
-    return hparams
+@pytest.fixture
+def task_of_files(tmp_path):
+    """Function that writes x.jsonl and x.test.jsonl, and returns settings with queries of them."""
+
+    def settings(texts, test_texts):
+        for name, lines in (('x.jsonl', texts), ('x.test.jsonl', test_texts)):
+            (tmp_path / name).write_text('\n'.join(map(json.dumps, lines)))
+        hparams = HParams()
+        task = {'query_dataset': f'{tmp_path}/x.jsonl', 'query_length': 1, 'start_text': None}
+        hparams.override_from_dict({f'task.{name}': value for name, value in task.items()})
+        return hparams
+
+    return settings
 
 
-def test_queries_are_those_of_the_test_part(tmp_path):
+def test_queries_are_those_of_the_test_part(task_of_files):
     encoder = encodings.Reviews.get_encoder()
-    hparams = settings_for(tmp_path, ['film', 'plot', 'cast'], ['music', 'story', 'music'])
+    source = source_of(task_of_files(['film', 'plot', 'cast'], ['music', 'story', 'music']))
     for count in (None, 3):
-        queries = measure.queries_of(source_of(hparams), encoder, count)
+        queries = measure.queries_of(source, encoder, count)
         assert sorted(map(encoder.decode, queries)) == ['music', 'story']
-    hparams = settings_for(tmp_path, ['film'], ['music', 'music'])
+    source = source_of(task_of_files(['film'], ['music', 'music']))
     with pytest.raises(UserError, match='x.jsonl: its test part has a single query'):
-        measure.queries_of(source_of(hparams), encoder, None)
+        measure.queries_of(source, encoder, None)
 
 
-@pytest.mark.parametrize('words, expected', [(['film', 'music'], 1), (['film', 'plot'], 0)])
-def test_test_queries_that_are_trained_on_are_counted(tmp_path, words, expected):
+def test_test_queries_that_are_trained_on_are_counted(task_of_files):
     """Cut at the same length: what follows does not tell them apart."""
     encoder = encodings.Reviews.get_encoder()
-    train, test = [f'{word} was good' for word in words], ['music was bad', 'story was bad']
-    hparams = settings_for(tmp_path, train, test)
+    hparams = task_of_files(['film was good', 'music was good'], ['music was bad', 'story was bad'])
     queries = measure.queries_of(source_of(hparams), encoder, None)
-    assert measure.count_trained_on(hparams.task, encoder, queries) == expected
-    results = {**results_of(), 'queries_trained_on': expected}
+    assert measure.count_trained_on(hparams.task, encoder, queries) == 1
     told = '16 queries (1 of them are trained on, too)'
-    assert (told in report.how_measured(results)) == bool(expected)
-
-
-@pytest.fixture
-def reviews():
-    hparams = HParams()
+    for count in (0, 1):
+        results = {**results_of(), 'queries_trained_on': count}
+        assert (told in report.how_measured(results)) == bool(count)
+    hparams.task.query_dataset = 'books'
+    assert measure.count_trained_on(hparams.task, encoder, torch.zeros(32, 3)) is None
     hparams.override_from_nested_dict(resolved('train_policy', 'mock_sentiment').to_nested_dict())
     return hparams
 
 
-def test_all_queries_of_reviews_are_trained_on(reviews):
-    encoder = encodings.Reviews.get_encoder()
-    assert measure.count_trained_on(reviews.task, encoder, torch.zeros(32, 3)) == 32
-    reviews.task.query_dataset = 'books'
-    assert measure.count_trained_on(reviews.task, encoder, torch.zeros(32, 3)) is None
+def test_queries_of_reviews_are_drawn_by_the_seed():
+    source = source_of(resolved('train_policy', 'mock_sentiment'))
 
+    def queries(count, seed=1):
+        return measure.queries_of(source, encodings.Reviews.get_encoder(), count, seed)
 
-def test_queries_of_reviews_are_drawn_by_the_seed(reviews):
-    encoder, source = encodings.Reviews.get_encoder(), source_of(reviews)
-    every = measure.queries_of(source, encoder, None)
+    every, state = queries(None), torch.get_rng_state()
     assert len(every) == 32 and torch.equal(every, every.unique(dim=0))
-    state = torch.get_rng_state()
-    first, again, other = (measure.queries_of(source, encoder, 8, seed) for seed in (1, 1, 2))
+    first, other = queries(8), queries(8, seed=2)
     assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(first, again) and not torch.equal(first, other)
-    assert len(first.unique(dim=0)) == 8
-    assert not torch.equal(first.unique(dim=0), every[:8])
-    assert all((every == query).all(1).any() for query in first)
-    assert len(measure.queries_of(source, encoder, 40)) == 32
+    assert torch.equal(first, queries(8)) and not torch.equal(first, other)
+    for drawn in (first, other):
+        assert len(drawn.unique(dim=0)) == 8
+        assert not torch.equal(drawn.unique(dim=0), every[:8])
+        assert all((every == query).all(1).any() for query in drawn)
+    assert len(queries(40)) == 32
 
 
 @pytest.fixture
@@ -596,27 +590,14 @@ def test_samples_tell_what_enumeration_does(run, monkeypatch):
         assert abs(sampled[point][name] - exact[point][name]) < 3 * error, (point, name)
 
 
-def test_results_go_where_they_are_asked_to(run, tmp_path):
+def test_results_go_where_they_are_asked_to(run, tmp_path, monkeypatch):
+    """Though they cannot be written there, the table is printed."""
     before = set(os.listdir(run))
     succeed(f'evaluate {run} --queries 3 --output_dir {tmp_path}/new')
     name = 'evaluation-queries_3'
     assert json.loads((tmp_path / 'new' / f'{name}.json').read_text())['queries'] == 3
     assert set(os.listdir(tmp_path / 'new')) == {f'{name}.json', f'{name}.png'}
     assert set(os.listdir(run)) == before
-
-
-def test_an_output_directory_that_cannot_be_is_refused_before_the_work(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, 'load_models', lambda *_: pytest.fail('the models are loaded'))
-    (tmp_path / 'file').touch()
-    for directory, reason in [
-        (f'{tmp_path}/file/new', f'cannot write to {tmp_path}/file/new: Not a directory'),
-        ('az://account/container/new', 'az://account/container/new is remote'),
-    ]:
-        told = error_of(invoke(f'evaluate {run} --output_dir {directory}'))
-        assert told.startswith(f'--output_dir: {reason}') and 'give a' in told
-
-
-def test_the_table_is_printed_though_nothing_can_be_written(run, tmp_path, monkeypatch):
     original = os.open
 
     def full(path, *arguments, **more):
@@ -631,3 +612,14 @@ def test_the_table_is_printed_though_nothing_can_be_written(run, tmp_path, monke
     told = last_error_of(result)
     assert told.startswith(f'--output_dir: cannot write to {tmp_path}: No space left on device; ')
     assert f'`./launch.py evaluate {run} --output_dir ANOTHER`' in told
+
+
+def test_an_output_directory_that_cannot_be_is_refused_before_the_work(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, 'load_models', lambda *_: pytest.fail('the models are loaded'))
+    (tmp_path / 'file').touch()
+    for directory, reason in [
+        (f'{tmp_path}/file/new', f'cannot write to {tmp_path}/file/new: Not a directory'),
+        ('az://account/container/new', 'az://account/container/new is remote'),
+    ]:
+        told = error_of(invoke(f'evaluate {run} --output_dir {directory}'))
+        assert told.startswith(f'--output_dir: {reason}') and 'give a' in told
