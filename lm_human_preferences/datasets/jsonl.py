@@ -34,19 +34,17 @@ def read_queries(path: str) -> list[Query]:
 
 def _query(where: str, value: Any) -> Query:
     columns: Mapping[str, Any] = {}
-    if isinstance(value, dict):
-        record, name = value, fields.query_field(value, where)
-        if name is not None:
-            columns = fields.columns(record)
-            value = _plain(record[name], where)
-            if isinstance(value, str):
-                text = fields.text_field(record, name, where)
-                value = fields.after_system(record, text, where)
-            elif messages.are_messages(value):
-                value = [*fields.system_message(record, where), *value]
-    value = _plain(value, where)
-    if messages.are_messages(value):
-        value = messages.query_text(value, where)
+    name = fields.query_field(value, where) if isinstance(value, dict) else None
+    if name is not None:
+        record, value = value, value[name]
+        columns = fields.columns(record)
+        if isinstance(value, str):
+            value = fields.after_system(record, fields.text_field(record, name, where), where)
+        elif isinstance(value, list) and value:
+            value = [*fields.system_message(record, where), *value]
+    plain = messages.as_plain(value, where) if isinstance(value, list) else None
+    if plain is not None:
+        value = messages.query_text(plain, where)
     if not isinstance(value, str):
         has = f': its fields are {", ".join(value):.80}' if isinstance(value, dict) else ''
         raise UserError(
@@ -54,14 +52,6 @@ def _query(where: str, value: Any) -> Query:
             f' it have a field {" or ".join(fields.QUERIES)}{has}'
         )
     return Query(where, value, columns)
-
-
-def _plain(value: Any, where: str) -> Any:
-    """Return a list of messages with texts as contents; any other value as it is."""
-    plain = None
-    if isinstance(value, list):
-        plain = messages.as_plain(value, where)
-    return value if plain is None else plain
 
 
 def generator(

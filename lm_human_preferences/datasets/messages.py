@@ -9,7 +9,7 @@ A single message is written as its content alone.
 
 import re
 from collections.abc import Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 from lm_human_preferences.errors import UserError
 
@@ -18,20 +18,6 @@ USER, ASSISTANT = 'user', 'assistant'
 ROLES = ('system', 'developer', USER, ASSISTANT, 'tool')
 OTHER_ROLES = {'human': USER, 'gpt': ASSISTANT}  # roles in ShareGPT files
 _TURN = re.compile(rf'(?:\A|\n\n)({"|".join(ROLES)}): ')
-
-
-def are_messages(value: Any) -> TypeGuard[list[Message]]:
-    """Return whether a JSON value is a list of messages with at least one."""
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(
-            isinstance(message, dict)
-            and isinstance(message.get('role'), str)
-            and isinstance(message.get('content'), str)
-            for message in value
-        )
-    )
 
 
 class NotTextError(UserError):

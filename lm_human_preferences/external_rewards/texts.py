@@ -71,10 +71,6 @@ class TextReward:
         scores, parts = self.scorer.score_and_parts(texts)
         return scores.to(queries.device), {f'{PART}{name}': part for name, part in parts.items()}
 
-    def parameters_by_name(self) -> dict[str, torch.nn.Parameter]:
-        """Return nothing: this reward is not part of a checkpoint."""
-        return {}
-
     def _texts(self, query: list[int], response: list[int]) -> Texts:
         columns = self.columns.get(tuple(query), {})
         query, response = map(self.encoder.without_padding, (query, response))

@@ -60,10 +60,6 @@ class KnownReward:
         tokens = torch.cat([queries, responses], dim=1).to(self.weights.device)
         return _log_odds(self.weights, tokens, self.padding_token).float()
 
-    def parameters_by_name(self) -> dict[str, torch.nn.Parameter]:
-        """Return nothing: this reward is not part of a checkpoint."""
-        return {}
-
 
 def _log_odds(weights: torch.Tensor, tokens: torch.Tensor, padding_token: int) -> torch.Tensor:
     """Return log odds (batch,), float64, of tokens (batch, length), which may be padding.
