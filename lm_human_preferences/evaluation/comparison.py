@@ -105,7 +105,7 @@ def _told(
     base: torch.Tensor,
     rounding: float,
 ) -> dict[str, torch.Tensor]:
-    """Return what samples tell of a point, without its bias; NaN for what they do not tell.
+    """Return the values of a point without the bias of few samples; NaN for unknown ones.
 
     values, halves: of all samples, and the mean of two halves. base: reward of the reference.
     """
@@ -126,7 +126,7 @@ def _told(
 
 
 def _is_narrow(share: torch.Tensor) -> bool:
-    """Return whether so many queries tell a share, and with an interval of some use."""
+    """Return whether there are enough queries for a share, and its interval is narrow enough."""
     if len(share) < report.FEWEST_FOR_SHARE:
         return False
     width = student.quantile(len(share) - 1) * optimum.standard_error(share)
@@ -233,12 +233,12 @@ def _share_of_queries(
 def _with_spread(
     pseudo_values: torch.Tensor, possible: torch.Tensor, share: torch.Tensor
 ) -> torch.Tensor:
-    """Return values (queries,) with the mean `share`, and a spread that t makes its error.
+    """Return values (queries,) with the mean `share`, whose spread gives the interval of the share.
 
-    Queries with little to gain tell little: as many as sum(possible)^2 / sum(possible^2) count, and
-    t has as many degrees of freedom less one, or fewer where tails are long. To be multiplied by
-    the t of all queries, like any error, the spread is scaled. NaN where one query has nearly all
-    that is possible.
+    Queries with little to gain tell little: only sum(possible)^2 / sum(possible^2) of them count.
+    Student's t has one degree of freedom less, or fewer where tails are long. As intervals are made
+    with the t of all queries, the spread is scaled to make up for it. NaN where one query has
+    nearly all that can be gained.
     """
     count = len(pseudo_values)
     if count < 2:

@@ -34,8 +34,8 @@ from lm_human_preferences.utils.rendering import TemplateError, render
 from lm_human_preferences.utils.streams import note
 
 BATCH = 16_384  # most tokens in one forward pass
-# In place of no padding token, without which transformers takes one text at a time: the last token
-# of every text is read then.
+# Stands for a missing padding token, without which transformers takes one text at a time. The last
+# token of every text is read then.
 NO_TOKEN = -1
 CONFIG = 'config.json'
 MODEL_CLASS = 'AutoModelForSequenceClassification'

@@ -17,10 +17,11 @@ from lm_human_preferences.utils import student
 class Fitted(NamedTuple):
     """Head, and the results of its cross-validation.
 
-    prediction: of labels without ties, by heads that did not learn from the same queries. gain: by
-    how many nats these heads predict a label better, on average, than guessing. Both are None where
-    all labels are connected, see subjects_of. least_gain: a gain that guessing exceeds in one of
-    forty cases; None for few queries. loss: of the same heads, or of guessing, see label_types.
+    Each label is predicted by a head that has not learned from labels about the same query.
+    prediction: how well these heads predict labels without ties. gain: how much better they are
+    than guessing, in nats per label. Both are None if all labels are connected, see subjects_of.
+    least_gain: gain that guessing exceeds with a probability of 2.5 %; None for few queries. loss:
+    mean loss of these heads, or of guessing if all labels are connected.
     """
 
     head: Head
@@ -111,11 +112,11 @@ def _prediction(problem: Problem, found: Validated) -> Prediction | None:
 
 
 def least_gain(gains: torch.Tensor) -> float | None:
-    """Return the mean of `gains (subjects,)` that guessing exceeds in one of forty cases.
+    """Return the mean of `gains (subjects,)` that guessing exceeds with a probability of 2.5 %.
 
-    Folds learn from each other's labels, so their gains are not independent: Nadeau and Bengio,
-    Inference for the generalization error (2003), add the fraction of labels that are left out over
-    the fraction that is learned from. None for few subjects.
+    None for few subjects. Folds learn from each other's labels, so their gains are not independent.
+    Nadeau and Bengio, Inference for the generalization error (2003), correct for this: they add the
+    ratio of labels that are left out to labels that are learned from.
     """
     count = len(gains)
     if count < student.FEWEST:

@@ -11,9 +11,9 @@ from lm_human_preferences.training.optimizer import LBFGS
 
 Labels = dict[str, torch.Tensor]
 MOST_ITERATIONS = 1000
-SMALLEST_GRADIENT = 1e-6  # in nats per unit of a weight, where a fit ends
-SMALLEST_CHANGE = 1e-10  # in nats
-ALL_EQUAL = 1e-6  # deviation, as a fraction of the largest number, of numbers that are equal
+SMALLEST_GRADIENT = 1e-6  # nats per unit of a weight; a fit ends below it
+SMALLEST_CHANGE = 1e-10  # nats; a fit ends below it
+ALL_EQUAL = 1e-6  # numbers are equal if they deviate by less, as a fraction of the largest
 LEAST_KNOWN = 1e-9  # fraction of the prior's variance, below which labels explain nothing
 
 
@@ -50,7 +50,7 @@ class Problem(NamedTuple):
         return self._replace(features=self.features[chosen], labels=labels)
 
     def surprise(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return minus the log-likelihood under `scores (labels, n)`, but for a constant."""
+        """Return minus the log-likelihood under `scores (labels, n)`, up to a constant."""
         mean = self.label_type.loss_of(scores, self.labels)['loss']
         return (0.5 if self.label_type.is_numeric else 1.0) * len(scores) * mean
 
@@ -60,7 +60,7 @@ class Problem(NamedTuple):
         return torch.stack([self.rows(row).surprise(scores[row]) for row in rows])
 
     def guess(self) -> float:
-        """Return the best constant score; only for ratings it matters which constant."""
+        """Return the best constant score; ratings alone depend on the constant."""
         is_rated = self.label_type.is_numeric and self.features.shape[1] == 1
         return self.labels[self.label_type.field].mean().item() if is_rated else 0.0
 

@@ -15,8 +15,8 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.runs.run_files import BASE, POLICY
 from lm_human_preferences.training.model_sizes import is_model
 
-PROBED = 4  # tokens of the query, and of the response, by which models are told apart
-MOST_DIFFERENCE = 0.1  # of their features, in standard deviations of responses
+PROBED = 4  # tokens in the query, and in the response, whose features identify a model
+MOST_DIFFERENCE = 0.1  # between features of the same model, in their standard deviations
 
 
 class FrozenReward:
@@ -84,7 +84,7 @@ def features_of(
 
 
 def probe_of(reference: Policy) -> torch.Tensor:
-    """Return features of a fixed text in the template, by which models are told apart."""
+    """Return features of a fixed text in the template, which identify a model."""
     tokens = torch.arange(2 * PROBED).view(2, 1, PROBED) % reference.model.sizes.n_vocab
     return features_of(reference, tokens[0], tokens[1])[0].cpu()
 

@@ -53,7 +53,7 @@ def cross_validated(problem: Problem, subjects: torch.Tensor) -> Validated:
 
 
 def _gains(problem: Problem, scores: torch.Tensor, guesses: torch.Tensor) -> torch.Tensor:
-    """Return by how much less surprising each label (labels,) is by scores than by guesses.
+    """Return by how many nats scores predict each label (labels,) better than guesses do.
 
     Numbers have normal noise, with the variance of the errors of either.
     """

@@ -67,12 +67,15 @@ class Collection(Hook):
         self._stack.close()
 
     def before_step(self, step: int) -> None:
-        """Ask, wait for the labels of `step`, and retrain if due; UserError out of patience."""
+        """Ask questions, wait for the labels that `step` needs, and retrain if it is time.
+
+        UserError if they are missing after --rewards.online.patience hours.
+        """
         self.comm.on_rank_0(lambda: self._on_rank_0.ask(step))
         self._wait(step)
         if self.schedule.is_trained_at(step):
             self._train(step)
-        elif not self.retrainer.is_trained:  # a resumed run, of whose head there is no checkpoint
+        elif not self.retrainer.is_trained:  # resumed: no checkpoint holds the head
             last = max(each for each in self.schedule.training_steps() if each < step)
             self.retrainer.train(self._labels_of(last)[0], last)
 
@@ -82,7 +85,7 @@ class Collection(Hook):
         return self.labels
 
     def _wait(self, step: int) -> None:
-        """Wait until there are l(n) labels. Ranks meet every second, as collectives time out."""
+        """Wait for the labels of `step`; ranks meet every second, since collectives time out."""
         begin = time.monotonic()
         while True:
             missing = self.labels.missing(step) if self.labels is not None else 0

@@ -118,7 +118,7 @@ class HeadRetrainer:
         self.settings = self.phase.settings
 
     def train(self, labels: Labels, step: int) -> Outcome:
-        """Fit to `labels`, the same on all ranks, before policy `step`."""
+        """Fit the head to `labels`, the same on all ranks, before policy `step`."""
         learned, held_out, _ = split(labels, self.settings, self.ref_policy.encoder)
         with random_stream(self.seed, 'reward model', step, self.comm.rank):
             fitted = head_training.fit(
@@ -137,7 +137,7 @@ class HeadRetrainer:
         return Outcome(fitted.loss, prediction)
 
     def predict(self, labels: Labels) -> Prediction | None:
-        """Return the accuracy on `labels`; None without any."""
+        """Return the accuracy of the head on `labels`; None without any."""
         label_type = label_types.get(self.settings.labels.type)
         rows = head_training.ROWS
         return predict(self.reward.get_rewards, labels, label_type, rows, self.comm)

@@ -341,7 +341,7 @@ def source_of_run(settings: HParams, run: str, function: str | None) -> RewardSo
 
 
 def _is_here(name: str) -> bool:
-    """Return whether a reward model is on this machine or its cache, where it may be missing."""
+    """Return whether no download is needed to look for a reward model."""
     return storage.is_model_here(storage.model_path(name) or name)
 
 

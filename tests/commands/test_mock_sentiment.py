@@ -92,18 +92,15 @@ def test_classifier_agrees_with_sentiment(reward):
         assert abs(predicted[among].mean() - np.mean(np.array(liked)[among.numpy()])) < 0.08
 
 
-def test_padding_says_nothing(reward):
-    query, response = tokens('the film was'), tokens('not very good')
-    padded = torch.cat([query, torch.full((1, 2), ENCODER.padding_token)], dim=1)
-    assert reward.score(padded, response) == reward.score(query, response)
-
-
 def test_classifier_sums_its_weights(reward):
-    """By hand, for three words that no review has in this order."""
+    """By hand, for three words that no review has in this order; padding says nothing."""
     a, b, c = words = ENCODER.encode('and was good')
     one, two, three = reward.weights
     by_hand = sum(one[word, word] for word in words) + two[a, b] + two[b, c] + three[a, c]
-    assert reward.score(tokens('and'), tokens('was good')).item() == pytest.approx(by_hand.item())
+    query, response = tokens('and'), tokens('was good')
+    padded = torch.cat([query, torch.full((1, 2), ENCODER.padding_token)], dim=1)
+    assert reward.score(query, response).item() == pytest.approx(by_hand.item())
+    assert reward.score(padded, response) == reward.score(query, response)
 
 
 def cross_entropy_of_the_grammar():

@@ -89,20 +89,6 @@ def test_tensorboard_and_console_tell_of_each_model(live):
     assert 'reward model 2 of 5, before step 3: ' in (live.parent / 'said').read_text()
 
 
-def test_the_last_reward_model_is_saved_with_the_policy(live):
-    values = [
-        np.array(
-            Bundle(str(live / f'policy/checkpoints/model.ckpt-{step}'))[
-                'reward_model/model/heads/reward/w'
-            ]
-        )
-        for step in (2, 4, 8, 10)
-    ]
-    assert not np.array_equal(values[0], values[1]) and not np.array_equal(values[1], values[2])
-    assert np.array_equal(values[2], values[3])  # the last training was before the seventh step
-    assert not (live / 'reward_model').exists()
-
-
 def test_labels_held_out_while_it_trained_are_told_from_the_others(live, tmp_path):
     """`labels --reward RUN/policy`: a record with `held_out` makes the parts that training has."""
     shutil.copytree(live, tmp_path / 'run')

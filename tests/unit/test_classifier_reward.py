@@ -7,7 +7,6 @@ import torch
 from command_line import error_of, invoke, last_error_of, succeed
 from safetensors.torch import load_file, save_file
 from tiny_classifiers import OF_FAMILY, change_config, change_json, write_classifier
-from tiny_tokenisers import END
 
 import sample
 from lm_human_preferences.checkpointing import checkpoints
@@ -82,33 +81,6 @@ def test_types_of_tokens_are_those_of_the_tokeniser(tmp_path, family):
     with torch.no_grad():
         expected = model(**inputs).logits[:, 0]
     torch.testing.assert_close(Classifier(directory).score(TEXTS[:1]), expected)
-
-
-@pytest.mark.parametrize('side', ['left', 'right'])
-def test_a_token_that_ends_texts_and_pads_them_is_not_read(tmp_path, side):
-    """Nor by transformers in a padded batch, as in the trainings of such models."""
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    directory = write_classifier(tmp_path, 'llama', pad_token_id=len(WORDS))
-    ending = {
-        'type': 'TemplateProcessing',
-        'single': [
-            {'Sequence': {'id': 'A', 'type_id': 0}},
-            {'SpecialToken': {'id': END, 'type_id': 0}},
-        ],
-        'pair': [],
-        'special_tokens': {END: {'id': END, 'ids': [len(WORDS)], 'tokens': [END]}},
-    }
-    change_json(tmp_path / 'tokenizer.json', post_processor=ending)
-    tokeniser = AutoTokenizer.from_pretrained(directory, pad_token=END, padding_side=side)
-    inputs = tokeniser([each.whole for each in TEXTS], padding=True, return_tensors='pt')
-    assert (inputs.input_ids == len(WORDS)).sum(1).min() == 1
-    model = AutoModelForSequenceClassification.from_pretrained(directory).eval()
-    with torch.no_grad():
-        expected = model(inputs.input_ids, inputs.attention_mask).logits[:, 0]
-    torch.testing.assert_close(Classifier(directory).score(TEXTS), expected, rtol=1e-4, atol=1e-5)
-    change_json(tmp_path / 'tokenizer.json', post_processor=None)
-    torch.testing.assert_close(Classifier(directory).score(TEXTS), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_class_gives_its_log_odds(tmp_path):

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import pathlib
-from unittest import mock
 
 import pytest
 import safetensors.torch
@@ -18,7 +17,6 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.frozen_head import features, fitting, head, posterior, validation
 from lm_human_preferences.frozen_head import reward as frozen_reward
 from lm_human_preferences.frozen_head.reward import FrozenReward, checked, features_of, probe_of
-from lm_human_preferences.labels.held_out import subjects_of
 from lm_human_preferences.language import encodings
 from lm_human_preferences.lm_tasks import TaskHParams
 from lm_human_preferences.plan.making import reward_phase
@@ -206,16 +204,6 @@ def test_labels_that_are_all_connected_tell_no_number():
     assert 'labels about at least 10 queries' in str(fitted.warning())
 
 
-def test_pairs_of_one_ranking_are_not_told_from_each_other(reference):
-    """45 pairs of ten answers to one query, ranked at random: 88.9 % were right once."""
-    torch.manual_seed(7)
-    first, second = torch.combinations(torch.arange(10), 2).T
-    labels = {'query': torch.full((45, 1), 3), 'best': (torch.rand(45) < 0.5).long()}
-    labels |= {'sample0': first[:, None], 'sample1': second[:, None]}
-    subjects = subjects_of(labels, label_types.get('best_of_2'), reference.encoder)
-    assert subjects.tolist() == [0] * 45
-
-
 def test_features_are_means_and_a_last_state():
     states = torch.arange(24.0).view(2, 2, 3, 2)
     real = torch.tensor([[True, True, False], [False, False, False]])
@@ -329,20 +317,10 @@ def test_a_model_is_known_by_standardised_features(
         checked('here', fitted, about, reference, 0.0)
 
 
-def test_all_samples_that_are_wanted_set_the_scale_and_a_bar_counts_what_is_read(
-    reference, responses, monkeypatch
-):
+def test_all_samples_that_are_wanted_set_the_scale(reference):
     settings = {'features': 'frozen', 'normalize_samples': 160, 'rollout_batch_size': 32}
     phase = reward_phase(resolved('train_reward', 'test', settings))
     assert len(head_training._sampled(phase, reference, Comm())) == 160
-    bar = mock.MagicMock()
-    monkeypatch.setattr(head_training, 'progress', bar)
-    queries, answers = responses
-    found = head_training._features_of_labels(reference, queries, answers.unsqueeze(1), Comm())
-    assert found.shape == (4, 1, 3 * reference.model.sizes.n_embd)
-    counted = bar.return_value.__enter__.return_value.update.call_args_list
-    # Of queries 2 * (2 + 3), of responses 4 + 2 + 3 + 4
-    assert bar.call_args.kwargs['total'] == sum(call.args[0] for call in counted) == 23
 
 
 def test_ranks_share_one_head(reference, monkeypatch):

@@ -1,7 +1,5 @@
 """The schedule of an online run, against numbers computed by hand from the paper's formulas."""
 
-import math
-
 import pytest
 
 from lm_human_preferences.hparams.online_options import OnlineHParams, Schedule
@@ -23,17 +21,6 @@ PAPER = Schedule(initial=256, labels=1024, retrainings=19, steps=100)
 )
 def test_labels_that_a_step_needs(step, labels):
     assert PAPER.labels_at(step) == labels
-
-
-def test_retrainings_are_at_evenly_spaced_numbers_of_labels():
-    """The k-th of 19 is due at n = 1 - sqrt(1 - k/20): 2.5 %, ..., 77.6 % of the episodes."""
-    fine = Schedule(initial=0, labels=20_000, retrainings=19, steps=10_000)
-    steps = fine.training_steps()
-    shares = [100 * step / fine.steps for step in steps]
-    assert shares == pytest.approx([100 * (1 - math.sqrt(1 - k / 20)) for k in range(20)], abs=0.01)
-    assert [round(shares[k], 1) for k in (1, 5, 10, 15, 19)] == [2.5, 13.4, 29.3, 50.0, 77.6]
-    wanted = [fine.labels_at(step) for step in steps]
-    assert wanted == pytest.approx([1000 * k for k in range(20)], abs=4)  # 2 * 20_000 / 10_000
 
 
 def test_steps_of_the_measured_runs():
