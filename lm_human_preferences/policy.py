@@ -173,16 +173,9 @@ class Policy:
         responses: in host memory.
         """
         contexts = self.embed_queries(token_ids(queries))
-        # A token is predicted at the position before it.
         together = responses_in_a_row(samples_per_query)
-        if together > 1:
-            completions = responses[:, :-1].unflatten(0, (-1, together))
-            h = self.model.completion_hidden(
-                contexts[::together], completions, self.padding_token, kept
-            )
-            return h.flatten(0, 1)
-        tokens, mask = self.model.mask_padding(
-            torch.cat([contexts, responses], dim=1), self.padding_token
-        )
-        columns = torch.arange(contexts.shape[1] - 1, tokens.shape[1] - 1, device=self.device)
-        return self.model.hidden(tokens[:, :-1], mask[:, :-1], output_positions=columns, kept=kept)
+        # A token is predicted at the position before it.
+        completions = responses[:, :-1].unflatten(0, (-1, together))
+        prompts = contexts[::together]
+        h = self.model.completion_hidden(prompts, completions, self.padding_token, kept)
+        return h.flatten(0, 1)

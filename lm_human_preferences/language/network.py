@@ -130,14 +130,12 @@ class Network(nn.Module, ABC):
         mask: torch.Tensor | None = None,
         cache: Any = None,
         output_positions: torch.Tensor | None = None,
-        kept: BlockInputs | None = None,
     ) -> torch.Tensor:
         """Return outputs of the last layer: `tokens (batch, length)` -> (batch, length, n_embd).
 
         mask: bool (batch, past + length), False at padding; None: all are real. cache: of the
         tokens before (extended in place), or None. output_positions: int64 (n,), the only columns
-        of `tokens` that are computed in the last layer: (batch, n, n_embd). kept: stores the inputs
-        of its blocks at these columns.
+        of `tokens` that are computed in the last layer: (batch, n, n_embd).
 
         Tokens and mask may be in host memory: then nothing waits for the network's device.
         """
@@ -156,8 +154,7 @@ class Network(nn.Module, ABC):
         if output_positions is not None:
             unpadding = Unpadding(tokens.shape, on_host[:, past:]).to(device)
             columns = columns[:, output_positions]
-            is_causal = past == 0
-            rows = Rows(unpadding, bias, is_causal, cache, read=columns, kept=kept)
+            rows = Rows(unpadding, bias, is_causal=past == 0, cache=cache, read=columns)
             return self.outputs(tokens, positions, rows)
         # Padding is computed too: before the first token there is nothing to repeat.
         h = self.outputs(tokens, positions, Rows(Unpadding(tokens.shape), bias, cache=cache))
@@ -219,19 +216,24 @@ class Network(nn.Module, ABC):
 
         def one_row(values: torch.Tensor) -> torch.Tensor:
             """(batch, n, start + length) -> (batch, start + n * length): the prompt only once."""
+            if n == 1:
+                return values.squeeze(1)
             return torch.cat([values[:, 0, :start], values[:, :, start:].flatten(1)], dim=1)
 
-        unpadding = Unpadding((batch, start + n * length), one_row(mask)).to(device)
+        width = start + n * length
+        unpadding = Unpadding((batch, width), one_row(mask)).to(device)
         tokens, mask, columns = (
             each.to(device, non_blocking=True) for each in (tokens, mask, columns)
         )
-        offsets = length * torch.arange(n, device=device)[:, None]
-        columns = columns + (columns >= start) * offsets  # of the shared row
-        completion = torch.arange(n, device=device).repeat_interleave(length)
-        same_completion = completion == completion[:, None]
-        segment_mask = F.pad(same_completion, (start, 0, start, 0), value=True)
+        segment_mask = None
+        if n > 1:
+            offsets = length * torch.arange(n, device=device)[:, None]
+            columns = columns + (columns >= start) * offsets  # of the shared row
+            completion = torch.arange(n, device=device).repeat_interleave(length)
+            same_completion = completion == completion[:, None]
+            segment_mask = F.pad(same_completion, (start, 0, start, 0), value=True)
         all_real = unpadding.indices is None
-        allowed = attention_mask(one_row(mask), len(segment_mask), segment_mask, all_real=all_real)
+        allowed = attention_mask(one_row(mask), width, segment_mask, all_real=all_real)
         bias = attention_bias(allowed, batch, self.attention_type)
         positions = one_row(positions_for(mask))
         layout = Rows(unpadding, bias, is_causal=n == 1, read=columns.flatten(1), kept=kept)

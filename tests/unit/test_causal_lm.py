@@ -53,7 +53,8 @@ def test_responses_that_fill_a_row_beyond_the_window_are_as_if_alone(family):
         own = BlockInputs([1])
         row = torch.cat([prompt[0], response]).unsqueeze(0)
         columns = torch.arange(7, 14)
-        alone = network.hidden(row, None, None, columns, own)
+        alone = network.hidden(row, None, None, columns)
+        network.completion_hidden(prompt, response[None, None], PADDING, own)
         torch.testing.assert_close(together[:, number], alone, rtol=1e-4, atol=1e-5)
         kept = states.states[1].unflatten(0, (16, 7))[number]
         torch.testing.assert_close(kept, own.states[1], rtol=1e-4, atol=1e-5)
