@@ -18,7 +18,6 @@ AMD, INTEL = 'AuthenticAMD', 'GenuineIntel'
 # Of a processor's many features, those that matter to products of matrices, under Linux's names:
 # first those of x86, then those of ARM.
 FEATURES = ('avx2', 'avx512f', 'avx512_vnni', 'avx512_bf16', 'amx_bf16', 'asimd', 'sve', 'bf16')
-BF16_FEATURES = {'avx512_bf16', 'amx_bf16', 'bf16'}
 
 
 @dataclass(frozen=True)
@@ -28,11 +27,6 @@ class Processor:
     vendor: str
     model: str
     features: tuple[str, ...]
-
-    @property
-    def has_bf16(self) -> bool:
-        """Return whether it has instructions to multiply bfloat16."""
-        return not BF16_FEATURES.isdisjoint(self.features)
 
     def __str__(self) -> str:
         return f'{self.model} ({" ".join(self.features)})'
