@@ -13,7 +13,7 @@ from lm_human_preferences import ppo, train_policy
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.policy import Policy
+from lm_human_preferences.policy import Policy, responses_in_a_row
 from lm_human_preferences.utils.core import whiten
 
 SAME, QUERY, LIMIT = 3, 3, 5  # of at most 8 tokens
@@ -61,38 +61,23 @@ def test_baselines_and_advantages_by_hand():
 
 
 def test_an_analysis_computes_a_query_once_with_the_same_result(policy):
-    queries = queries_of(policy)
-    responses = torch.randint(1, 25, (6, LIMIT), generator=torch.Generator().manual_seed(1))
+    """In rows of a few responses, as the cost of a row grows with the square of their number."""
+    assert [responses_in_a_row(n) for n in (1, 6, 12, 16, 48)] == [1, 6, 6, 8, 8]
+    queries = queries_of(policy).repeat_interleave(4, dim=0)
+    responses = torch.randint(1, 25, (24, LIMIT), generator=torch.Generator().manual_seed(1))
     for row, end in (0, 1), (2, 4):
         responses[row, end:] = policy.padding_token
-    weights = torch.randn(3, 6, LIMIT)
+    weights = torch.randn(3, 24, LIMIT)
     results = []
-    for same in (1, SAME):
+    for same in (1, SAME, 12):
         policy.model.zero_grad()
         outputs = policy.analyze_responses_op(queries, responses, same)
         sum((w * out).sum() for w, out in zip(weights, outputs.values())).backward()
         gradients = [p.grad for p in policy.parameters_by_name().values() if p.grad is not None]
         results.append([*outputs.values(), *gradients])
-    for found, expected in zip(*results, strict=True):
-        assert_norm_close(found.detach(), expected.detach(), rtol=1e-5)
-
-
-def test_few_responses_stand_in_one_row(policy, monkeypatch):
-    """The cost of a row grows with the square of its responses."""
-    own, widths = policy.model.completion_hidden, []
-    monkeypatch.setattr(
-        policy.model,
-        'completion_hidden',
-        lambda prompt, completions, padding, kept: (
-            widths.append(completions.shape[1]) or own(prompt, completions, padding)
-        ),
-    )
-    queries = queries_of(policy)[:1].expand(48, -1)
-    responses = torch.randint(1, 25, (48, LIMIT), generator=torch.Generator().manual_seed(1))
-    results = [policy.analyze_responses(queries, responses, same) for same in (1, 6, 12, 16, 48)]
-    assert widths == [1, 6, 6, 8, 8]
-    for found in results[1:]:
-        torch.testing.assert_close(found, results[0], rtol=1e-4, atol=1e-5)
+    for expected, *found in zip(*results, strict=True):
+        for each in found:
+            assert_norm_close(each.detach(), expected.detach(), rtol=1e-5)
 
 
 def test_sampling_computes_a_query_once_with_the_same_result(policy, monkeypatch):
@@ -152,7 +137,7 @@ def test_with_a_relative_coefficient_the_scale_of_the_reward_does_not_matter():
     torch.testing.assert_close(others, parameters, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize('same, reward', [(1, 0.0), (SAME, 0.0), (SAME, 1234.5678)])
+@pytest.mark.parametrize('same, reward', [(1, 0.0), (SAME, 1234.5678)])
 def test_a_step_whose_rewards_are_all_alike_teaches_nothing_but_has_statistics(same, reward):
     """As those of a strict judge are at first; the policy is still the reference."""
     torch.manual_seed(1)

@@ -20,7 +20,6 @@ RANKS = pytest.mark.parametrize('size, in_parts', [(2, False), (3, True)], ids=s
 BATCH, RTOL = 24, 1e-6
 # Labels in each batch of the reward model: the last ones are too few for an equal share each.
 BATCHES = (24, 24, 5, 1)
-FLOAT32_RTOL = 1e-5  # one rank's gradient is 2e-6 off that of float64 already
 QUERY_LENGTH, RESPONSE_LENGTH, LETTERS = 3, 4, 27
 
 
@@ -39,18 +38,18 @@ def labels():
     }
 
 
-def rollouts(dtype, rows=BATCH):
+def rollouts():
     generator = torch.Generator().manual_seed(2)
-    shape = rows, RESPONSE_LENGTH
+    shape = BATCH, RESPONSE_LENGTH
     logprobs, values, rewards = (
         torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3)
     )
     return rollout_of(
-        queries=tokens(generator, rows, QUERY_LENGTH),
+        queries=tokens(generator, BATCH, QUERY_LENGTH),
         responses=tokens(generator, *shape) % LETTERS,
-        logprobs=(-np.log(LETTERS) + 0.1 * logprobs).to(dtype),
-        values=(0.2 * values).to(dtype),
-        rewards=rewards.to(dtype),
+        logprobs=-np.log(LETTERS) + 0.1 * logprobs,
+        values=0.2 * values,
+        rewards=rewards,
     )
 
 
@@ -65,13 +64,13 @@ def starting_alike(trainer):
     return trainer
 
 
-def reward_trainer(comm, dtype, **settings):
+def reward_trainer(comm, **settings):
     hparams = train_reward.HParams(batch_size=BATCH, lr=1e-3)
     hparams.override_from_dict({'labels.type': 'best_of_4', 'run.log_interval': 10**9, **settings})
     phase = reward_phase(hparams)
     return starting_alike(
         train_reward.RewardModelTrainer(
-            reward_model=RewardModel(TrainedModel('test')).to(dtype),
+            reward_model=RewardModel(TrainedModel('test')).double(),
             policy=None,
             query_sampler=None,
             labels=labels(),
@@ -82,7 +81,7 @@ def reward_trainer(comm, dtype, **settings):
     )
 
 
-def ppo_trainer(comm, dtype, **settings):
+def ppo_trainer(comm, **settings):
     hparams = train_policy.HParams()
     hparams.override_from_dict(
         {
@@ -96,7 +95,7 @@ def ppo_trainer(comm, dtype, **settings):
         }
     )
     policy = Policy(TrainedModel('test'), temperature=0.7)
-    policy.model.to(dtype)
+    policy.model.double()
     return starting_alike(learner(policy, hparams, comm))
 
 
@@ -120,7 +119,7 @@ def flat(tensors):
 
 def assert_same(run, comm, alone, **settings):
     """Compare every update of `run` on the ranks of `comm` with that of one rank."""
-    ours, theirs = run(comm, torch.float64, **settings), alone[torch.float64]
+    ours, theirs = run(comm, **settings), alone
     assert len(ours.gradients) == len(theirs.gradients) > 1
     for gradients, expected in zip(ours.gradients, theirs.gradients, strict=True):
         assert_norm_close(flat(gradients), flat(expected), rtol=RTOL, name='gradient')
@@ -129,20 +128,12 @@ def assert_same(run, comm, alone, **settings):
             assert_norm_close(parameters[name], values, rtol=RTOL, name=name)
     moved = flat(theirs.parameters[-1]) - flat(theirs.parameters[0])
     assert np.linalg.norm(moved) > 1e3 * RTOL * np.linalg.norm(flat(theirs.parameters[0]))
-    first = run(comm, torch.float32, **settings).gradients[0]
-    assert_norm_close(
-        flat(first), flat(alone[torch.float32].gradients[0]), rtol=FLOAT32_RTOL, name='in float32'
-    )
     return ours, theirs
 
 
-def without_others(run, **settings):
-    return {dtype: run(comms.Comm(), dtype, **settings) for dtype in (torch.float32, torch.float64)}
-
-
-def reward_training(comm, dtype, **settings):
+def reward_training(comm, **settings):
     """Record updates on the same `BATCHES` of labels, however many ranks share them."""
-    trainer = reward_trainer(comm, dtype, **settings)
+    trainer = reward_trainer(comm, **settings)
     recorded = Recorded(trainer)
     recorded.losses = []
     for indices in np.split(np.arange(sum(BATCHES)), np.cumsum(BATCHES)[:-1]):
@@ -151,12 +142,12 @@ def reward_training(comm, dtype, **settings):
     return recorded
 
 
-def policy_training(comm, dtype, **settings):
+def policy_training(comm, **settings):
     """Record all passes over the same rollouts, which every rank has, shuffled alike."""
-    trainer = ppo_trainer(comm, dtype, **settings)
+    trainer = ppo_trainer(comm, **settings)
     recorded = Recorded(trainer)
     np.random.seed(3)
-    recorded.stats = trainer.train(rollouts(dtype))
+    recorded.stats = trainer.train(rollouts())
     return recorded
 
 
@@ -164,7 +155,7 @@ def policy_training(comm, dtype, **settings):
 def test_reward_training(size, in_parts):
     """Ranks that share the labels of a batch learn what one rank learns from all of them."""
     need(size)
-    alone = without_others(reward_training)
+    alone = reward_training(comms.Comm())
 
     def work(comm):
         settings = {'micro_batch_size': 3 if in_parts else None}
@@ -179,19 +170,19 @@ def test_policy_training(size, in_parts, monkeypatch):
     """All ranks have the same rows: whitening is over a rank's own rows."""
     need(size)
     give_each_thread_its_own_numpy_random(monkeypatch)
-    alone = without_others(policy_training)
+    alone = policy_training(comms.Comm())
     settings = {'ppo.micro_batch_size': 5 if in_parts else None}
     on_ranks(size, lambda comm: assert_same(policy_training, comm, alone, **settings))
 
 
-@pytest.mark.parametrize('whiten_rewards, micro_batch_size', [(True, 1), (True, 5), (False, 5)])
+@pytest.mark.parametrize('whiten_rewards, micro_batch_size', [(True, 1), (False, 5)])
 def test_micro_batches_of_policy_training(micro_batch_size, whiten_rewards):
     """Whitening and advantages are over the whole minibatch; statistics are the same too."""
     settings = {'ppo.whiten_rewards': whiten_rewards}
     parts, whole = assert_same(
         policy_training,
         comms.Comm(),
-        without_others(policy_training, **settings),
+        policy_training(comms.Comm(), **settings),
         **settings,
         **{'ppo.micro_batch_size': micro_batch_size},
     )
@@ -258,7 +249,8 @@ def test_no_more_rows_at_a_time(rows):
 
 def test_samples_in_parts_go_together():
     """A step on parts of the batch joins them in their order."""
-    trainer = ppo_trainer(comms.Comm(), torch.float32, **{'ppo.micro_batch_size': 5})
+    trainer = ppo_trainer(comms.Comm(), **{'ppo.micro_batch_size': 5})
+    trainer.policy.model.float()
     trained = []
     trainer.query_sampler = lambda: {
         'tokens': tokens(torch.Generator().manual_seed(5), BATCH, QUERY_LENGTH) % LETTERS
