@@ -34,7 +34,7 @@ def compare(
     """
 
     def point(kl: torch.Tensor, reward: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return a policy beside the frontier."""
+        """Return the values of a point beside those of the frontier at its KL."""
         values, beta = against_frontier(kl, reward, ref_logprobs, scores)
         if not exact:
             return values | sample_sizes(ref_logprobs, beta, scores)
@@ -80,7 +80,7 @@ def compare_samples(
     """
 
     def of(samples: slice) -> Points:
-        """Return the points of a subset of the samples."""
+        """Return the points that a subset of the samples tells."""
         reference, policy = (each[:, samples].log_softmax(-1) for each in (ref_logprobs, logprobs))
         own = None if chooser is None else chooser[:, samples]
         score = scores[:, samples]

@@ -29,12 +29,12 @@ from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import announce
 
-NAME = 'evaluation'  # of the files, with default settings
-KL_COEF = 'objective/kl_coef'  # its tag in TensorBoard
-LONGEST_WORD = 40  # of a text in a file's name
-DEFAULT_SECONDS = 600  # that an evaluation takes at most, unless its size is given
-PROBE = 16  # queries of the first batch, with one sample each
-FEWEST_QUERIES, FEWEST_SAMPLES = 2, 64  # as the options have them
+NAME = 'evaluation'  # begins the names of the files
+KL_COEF = 'objective/kl_coef'  # tag of the KL coefficient in TensorBoard
+LONGEST_WORD = 40  # most characters of a setting in the name of a file
+DEFAULT_SECONDS = 600  # duration of an evaluation whose size is not given
+PROBE = 16  # queries of the batch by which the speed is measured
+FEWEST_QUERIES, FEWEST_SAMPLES = 2, 64  # lowest values of --queries and --samples
 
 
 def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _results(
     task = hparams.task
     source = source_of_run(hparams, directory, options.rewards.function)
     models = measure.load_models(directory, source, options.judge)
-    # Whatever the run was trained in.
+    # In whatever precision the run was trained.
     precision.configure_for(models.policy.model.sizes.n_embd, 'fp32')
     set_seed(options.seed)  # before the queries: some data sets are made up
     encoder = models.policy.encoder
@@ -117,7 +117,7 @@ def _step_of(directory: str) -> int | None:
 
 
 def file_names(options: HParams) -> tuple[str, str]:
-    """Return the names of results and picture, with the settings that are not the defaults."""
+    """Return the names of the results and the picture, which contain settings that were changed."""
     defaults = HParams()
     words = [NAME]
     for field in dataclasses.fields(HParams):
@@ -129,7 +129,7 @@ def file_names(options: HParams) -> tuple[str, str]:
 
 
 def _in_a_name(value: Any) -> str:
-    """Return the value of a setting as a part of a file's name; a text also by its digest."""
+    """Return a setting's value for the name of a file; a text changed for it gets a digest."""
     if not isinstance(value, str):
         return str(value)
     readable = re.sub(r'[^a-z0-9_.]+', '-', value.lower())[-LONGEST_WORD:].strip('-.')
@@ -164,7 +164,7 @@ def affordable_sizes(
 def fitted(
     models: measure.Models, queries: torch.Tensor, settings: HParams
 ) -> tuple[torch.Tensor, HParams]:
-    """Return the queries and the settings to evaluate with; what the user has given stays."""
+    """Return queries and settings for an evaluation of DEFAULT_SECONDS; given sizes are kept."""
     some, seconds = queries[:PROBE], 0.0
     with torch.random.fork_rng():
         for _ in range(2):  # the first one is a warm-up, in which weights are prepacked

@@ -24,11 +24,11 @@ from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.logging import progress
 
-MOST_RESPONSES = 300_000  # to a query, that are enumerated
-MOST_TEXTS = 16_384  # as well, where a reward reads texts, one after another
-QUERIES = 64  # of a data set without end
-DRAWS = 2048  # enough to meet every query of a data set that can be enumerated
-COLUMNS = ('kl', 'reward', 'standard_errors', 'effective_samples')  # the latter two if estimated
+MOST_RESPONSES = 300_000  # more responses to a query are sampled, not enumerated
+MOST_TEXTS = 16_384  # the same, for a reward that reads texts, which is slower
+QUERIES = 64  # queries from a data set without end
+DRAWS = 2048  # draws that contain every query of a data set that can be enumerated
+COLUMNS = ('kl', 'reward', 'standard_errors', 'effective_samples')  # the last two for samples
 
 RewardModels = dict[str, rewards.ScoringModel]
 
@@ -51,7 +51,7 @@ class Responses(NamedTuple):
     ref_logprobs: torch.Tensor
     logprobs: torch.Tensor
     scores: dict[str, torch.Tensor]
-    repeats: float = 0.0  # of samples, see repeats_of
+    repeats: float = 0.0  # see repeats_of; 0 if all responses are there
 
 
 def load_models(save_dir: str, source: RewardSource, judge: str | None = None) -> Models:
@@ -101,7 +101,7 @@ def _reward_models(
 def queries_of(
     source: RewardSource, encoder: Encoder, count: int | None, seed: int = 1
 ) -> torch.Tensor:
-    """Return `count` different test queries, None for the usual: (queries, query_length)."""
+    """Return different test queries (queries, query_length). count: None for the default number."""
     task = source.task
     is_enumerable = registry.info(task.query_dataset).is_enumerable
     sampler = lm_tasks.make_query_sampler(
@@ -145,7 +145,7 @@ def count_trained_on(
     """
     name = task.query_dataset
     if registry.info(name).is_enumerable:
-        return len(queries)  # both parts are drawn from all that there are
+        return len(queries)  # training and test queries are drawn from the same set
     if name in registry.DATASETS:
         return None
     sampler = lm_tasks.make_query_sampler(task, encoder=encoder, batch_size=1)
@@ -203,7 +203,7 @@ def sample_many(
     scores: dict[str, list[torch.Tensor]] = collections.defaultdict(list)
     rows = queries.to(policy.device).repeat_interleave(samples, 0)
     parts = rows.split(batch_size)
-    same = math.gcd(samples, batch_size)  # neighbours of a part, at least
+    same = math.gcd(samples, batch_size)  # neighbouring rows that have the same query
     length = task.response_length
     for part in progress(parts, comm=Comm(), desc=bar, unit='batch'):
         for model in (reference, policy):
@@ -228,7 +228,7 @@ def sample_many(
 
 
 def repeats_of(responses: torch.Tensor) -> float:
-    """Return the mean share of a query's `responses (queries, samples, length)` that are equal."""
+    """Return the mean share of the most frequent of `responses (queries, samples, length)`."""
     most = 0
     for of_query in responses:
         most += of_query.unique(dim=0, return_counts=True)[1].max().item()
@@ -271,12 +271,12 @@ def measure(
         'kl_coef': kl_coef,
         'rewards': {},
     }
-    trained_on = next(iter(models.rewards))  # the reward that kl_coef was weighed against
+    trained_on = next(iter(models.rewards))  # the reward of the training
     is_enumerable = registry.info(models.task.query_dataset).is_enumerable
     with_errors = are_chosen or not (exact and is_enumerable)
     log_rho, log_pi, all_scores, repeats = responses
     for name, scores in all_scores.items():
-        # Of another reward than the policy's there is no optimum.
+        # The KL coefficient, and so the optimum, belongs to the reward of the training.
         of_own = {'kl_coef': kl_coef, 'chooser': None}
         of_other = {'kl_coef': None, 'chooser': all_scores[trained_on]}
         settings = of_own if name == trained_on else of_other

@@ -22,9 +22,9 @@ from lm_human_preferences.utils.core import MIN_TEMPERATURE
 
 Scored = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]  # see rewards.make_score_fn
 
-ROUNDING = 1e-6  # share of the largest score below which a gain is that of fp32
-CHUNK = 8192  # token sequences in one forward pass
-CACHED = 2**16  # numbers that fit into a processor's cache beside their like
+ROUNDING = 1e-6  # a gain below this fraction of the largest score is a rounding error of fp32
+CHUNK = 8192  # most token sequences in one forward pass
+CACHED = 2**16  # numbers that fit several times into the cache of a processor
 
 
 def expected(logprobs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

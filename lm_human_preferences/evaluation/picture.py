@@ -14,7 +14,7 @@ from lm_human_preferences.evaluation import report
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MARKERS = {'base': 'o', 'policy': '*', 'optimum': 'D'}  # of other points: by who chooses
+MARKERS = {'base': 'o', 'policy': '*', 'optimum': 'D'}
 BEST_OF_N, BEST_BY_REWARD_MODEL = 's', '^'
 
 
@@ -47,7 +47,7 @@ def draw(results: dict[str, Any], path: str) -> None:
 
 
 def _draw_frontier(axes: Axes, curve: dict[str, list[float]], up_to: float) -> None:
-    """Draw the highest reward at each KL, and beyond the last one that it is at least as high."""
+    """Draw the highest reward at each KL; beyond the last known one, draw that it is not lower."""
     end = min(up_to, curve['kl'][-1])
     kls = [*(kl for kl in curve['kl'] if kl < end), end]
     best = np.interp(kls, curve['kl'], curve['reward'])

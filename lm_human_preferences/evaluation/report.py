@@ -11,12 +11,12 @@ from lm_human_preferences.utils.terminal import printable
 Point = Mapping[str, Any]  # {number: mean over queries}, and 'standard_errors'
 
 BEST_OF = (4, 16)
-POINTS, BEST_OF_N = ('base', 'policy', 'optimum'), 'best_of_'  # in results
-JUDGE = 'judge'  # in results, the reward that --judge names
-FRONTIER = 'frontier'  # entry of a reward that is a curve, not a point
-FEW_SAMPLES = 10  # effective ones, below which nothing is said about the best there is
-FEWEST_FOR_SHARE = 16  # queries; an interval of another number takes student.FEWEST
-BY_REWARD_MODEL = '_by_reward_model'  # suffix of a best of n that is judged by another reward
+POINTS, BEST_OF_N = ('base', 'policy', 'optimum'), 'best_of_'  # names of points in results
+JUDGE = 'judge'  # name of the reward of --judge in results
+FRONTIER = 'frontier'  # name of the frontier, a curve, beside the points of a reward
+FEW_SAMPLES = 10  # fewer effective samples do not tell the best possible reward
+FEWEST_FOR_SHARE = 16  # queries for an interval of a share; see also student.FEWEST
+BY_REWARD_MODEL = '_by_reward_model'  # ends the name of a best of n that another reward judges
 REWARD_MODEL, CLASSIFIER, FUNCTION = 'reward model', 'classifier', 'reward function'
 COLUMNS = {
     'kl': 'KL',
@@ -36,7 +36,7 @@ def table(results: dict[str, Any]) -> Iterator[str]:
 
 
 def how_measured(results: dict[str, Any]) -> str:
-    """Return a line on the data that the results are computed from."""
+    """Return a line that says what the results were computed from."""
     queries = results['queries']
     way = 'exact, from all' if results['exact'] else 'estimated, from samples:'
     line = f'{way} {results["responses"]} responses to each of {queries} queries'
@@ -62,7 +62,7 @@ def _label(point: str, reward: str, trained_on: str) -> str:
 
 
 def rows(results: dict[str, Any], reward: str) -> list[list[str]]:
-    """Return the table of the results by a reward: cells of text, heads first."""
+    """Return the table of the results by a reward as rows of texts; the first row has the heads."""
     queries = results['queries']
     found = [[reward, *COLUMNS.values()]]
     points = points_of(results, reward)
@@ -76,7 +76,7 @@ def rows(results: dict[str, Any], reward: str) -> list[list[str]]:
 
 
 def _cell(values: Point, name: str, queries: int) -> str:
-    """Format a number with its 95 % interval; '' where none belongs, '-' for an unknown one."""
+    """Format a number with its 95 % interval: '' if a point has no such number, '-' if unknown."""
     if name not in values:
         return ''
     value = values[name]
@@ -108,7 +108,7 @@ def _is_unknown(values: Point) -> bool:
 
 
 def not_finite(results: dict[str, Any], reward: str) -> list[str]:
-    """Return the labels of points whose KL or reward is infinite or NaN, None in results."""
+    """Return the labels of points whose KL or reward is infinite or NaN: None in results."""
     found = points_of(results, reward).values()
     return [label for label, of in found if not is_known(of) and not _is_unknown(of)]
 

@@ -77,7 +77,7 @@ def _reward_for(folder: LabelFolder, run: str) -> loading.FrozenRewardModel:
 
 
 def rewards_by(model: loading.FrozenRewardModel) -> Rewards:
-    """Return the function of `predict`: rewards (batch, n) of responses (batch, n, length)."""
+    """Return a function that `predict` takes, which gives rewards (batch, n) of n responses."""
     if isinstance(model, LearnedReward):
         return model.get_rewards
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lm_human_preferences import label_types
-from lm_human_preferences.evaluation.report import margin
+from lm_human_preferences.evaluation.report import BEST_OF_N, BY_REWARD_MODEL, margin
 from lm_human_preferences.labels.report.agreement import wilson_interval
 from lm_human_preferences.report.run import DAMAGED, KNOWN, Run
 from lm_human_preferences.report.texts import (
@@ -64,7 +64,7 @@ LOGGED = (
     'Mean score of the responses of the first and of the last step. The best possible score was not'
     ' measured.'
 )
-POINTS = {  # {row of an evaluation: (point of the results, number of the point)}
+POINTS = {  # {name of a row: (point in the results of an evaluation, number of the point)}
     'Before': ('base', 'reward'),
     'After': ('policy', 'reward'),
     'Best possible at that KL': ('policy', 'frontier'),
@@ -88,7 +88,7 @@ SPECIAL = (  # samples to show first: field, sign and reason
     ('score', -1, 'worst score'),
 )
 FEW_QUERIES = 10  # fewer held-out queries are worth a warning
-MISSED = 0.25  # relative distance at which a KL has missed its target
+MISSED = 0.25  # relative distance from its target at which a KL has missed it
 UNENDED = 0.2  # fraction of responses without an end that is worth a warning
 MOST_SAMPLES = 8
 
@@ -250,8 +250,8 @@ def gain(run: Run) -> Table:
 def _measured(run: Run, reward: str, point: str, key: str) -> str:
     """Return a number of a point with its 95 % interval; a dash if unknown, '' if not measured."""
     points = run.rewards[reward]
-    if point.startswith('best_of_') and reward != next(iter(run.rewards)):
-        point += '_by_reward_model'  # chosen by the reward of the training
+    if point.startswith(BEST_OF_N) and reward != next(iter(run.rewards)):
+        point += BY_REWARD_MODEL  # the reward of the training chooses
     with contextlib.suppress(*DAMAGED):
         values, show = points[point], percent if key == 'share' else number
         value, width = values[key], margin(values, key, run.evaluation.get('queries', 0))
@@ -268,7 +268,7 @@ def samples(runs: Sequence[Run], columns: Sequence[str]) -> Table:
     """
     first = runs[0].samples
     if all(len(answers) < 2 for run in runs for answers in run.samples.values()):
-        return Table((), [])  # a run that was killed before the second time
+        return Table((), [])  # the run was killed before it sampled again
     reasons: dict[str, str] = {}
     for field, sign, reason in SPECIAL:
         values = {}

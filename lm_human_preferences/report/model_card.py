@@ -39,17 +39,17 @@ class Use:
     is_adapter: bool = False
     has_tokenizer: bool = True
     is_joined: bool = False  # whether tokens differ, see JOINED
-    ends: Sequence[int] = ()  # tokens at which a policy stops
-    constant: float = 0.0  # part of a reward that the score lacks
+    ends: Sequence[int] = ()  # tokens that end a response of a policy
+    constant: float = 0.0  # to be added to a score, as the exported model lacks it
     members: int = 1  # reward models of its ensemble
-    # Of a head on frozen hidden states: its 'file', its 'blocks', whether it is of a 'chat', the
-    # Python of the 'content' before a response, the folder with the tokeniser of 'responses', the
-    # tokens that are 'ends' of responses, and their 'length'
+    # A head on frozen hidden states: its 'file', its 'blocks', whether it reads a 'chat', the code
+    # of the 'content' before a response, the folder with the tokeniser of 'responses', the tokens
+    # that are 'ends' of responses, and their 'length'
     head: Mapping[str, Any] | None = None
 
 
 def card(run: Run | None, model_dir: str, use: Use) -> str:
-    """Return the card of a policy, or of a reward model. run: None for a model of no run."""
+    """Return the card of a model. run: None for a model that does not belong to a run."""
     from huggingface_hub import ModelCard, ModelCardData  # here, as it takes a second to import
 
     name, task, mind = model_dir, None, []
@@ -91,7 +91,7 @@ def card(run: Run | None, model_dir: str, use: Use) -> str:
 
 
 def hub_name(model: str) -> str | None:
-    """Return the name of a model on the hub; None for one that is not of the hub."""
+    """Return the name of a model on the hub; None for other models."""
     name = released.released_name(model)
     if name is not None:
         return released.hub_name(name)
@@ -100,7 +100,7 @@ def hub_name(model: str) -> str | None:
 
 
 def _query(task: TaskHParams | None) -> str:
-    """Return the Python of a query, as the policy sees it."""
+    """Return Python code for a query as the policy sees it."""
     if task is not None and task.chat:
         return "[{'role': 'user', 'content': 'A question'}]"
     text = 'The beginning of a text'

@@ -24,11 +24,11 @@ MACHINE = {
     'ranks': '{} ranks',
     'threads': '{} threads',
 }
-OWN_MODEL = 'rewards.trained_model'  # a run that trains its own model sets it
+OWN_MODEL = 'rewards.trained_model'  # the program sets it if the run trains its own model
 OF_NAMES = ('labels.without', 'serve.labellers')  # endings of options whose values name labellers
 NAMES = 'NAMES'  # shown in place of such a value
 MOST_ALARMS = 8
-_WORD = r"""(?:'[^']*'|"[^"]*"|\S)+"""  # of a command line, with its quotes
+_WORD = r"""(?:'[^']*'|"[^"]*"|\S)+"""  # word of a command line, with its quotes
 _NAMING = re.compile(rf'((?:{"|".join(map(re.escape, OF_NAMES))})[ =]){_WORD}')
 
 
@@ -42,7 +42,7 @@ def counts(run: Run) -> Table:
 
 
 def examples(run: Run, names: Mapping[str, str]) -> Table:
-    """Return labels as examples: those with the lowest digests, so that nobody has picked them."""
+    """Return two labels as examples: nobody picks them, as their digests are the lowest."""
     folder, rows = run.trainer.folder, []
     if folder is None:
         return Table((), [])
@@ -65,7 +65,7 @@ def examples(run: Run, names: Mapping[str, str]) -> Table:
 
 
 def labellers(run: Run, names: Mapping[str, str]) -> Table:
-    """Return a row for each labeller of a run's reward model; names: those that are shown."""
+    """Return a row for each labeller of a run's reward model. names: {labeller: shown name}."""
     found = run.trainer.label_report.get('labellers')
     if not found:
         return Table((), [])
@@ -116,7 +116,7 @@ def _machine(command: Mapping[str, Any]) -> list[Row]:
 
 
 def of_experiment(run: Run, experiments: Experiments) -> Settings | None:
-    """Return the settings that a run's experiment has, or the run's own for an unknown one."""
+    """Return the settings of a run's experiment; if it is unknown, those of the run."""
     own, name = run.settings, run.training.get('experiment')
     if own is None or f'{own.command}/{name}' not in experiments:
         return own

@@ -48,7 +48,7 @@ class Run:
         if self.policy is not None and self.reward is None:
             self.reward = self.policy.new_reward_model
         record = self._tried(run_files.RECORD, {}, run_record.read)
-        self.training = record.get(files.command, {})  # see runs.run_record, like the two below
+        self.training = record.get(files.command, {})  # see runs.run_record, also for the next two
         self.labels = run_record.labels(record)
         self.commands = run_record.commands(record)
         # Log of the policy, if any, then that of the reward model
@@ -58,10 +58,10 @@ class Run:
         self.evaluation = self._tried(run_files.RESULTS, {}, _evaluation)
         # {tracked query: answers, in the order of the steps}
         self.samples = self._tried(run_files.SAMPLES, {}, _samples)
-        # Folder of labels, with the answers that were used; see labels.report.label_report
+        # Folder of labels with the answers that were used, and the report on it
         self.folder = self._tried(run_files.LABELS, None, _label_folder, self.labels)
         self.label_report = self._tried(run_files.LABELS, {}, _label_report, self)
-        # Comparisons of its policy by people, that with most answers first
+        # Comparisons of its policy by people, those with most answers first
         self.comparisons = self._tried(run_files.LABELS, [], _comparisons, self)
 
     def _tried(
@@ -155,7 +155,7 @@ def _label_report(run: Run, directory: str) -> dict[str, Any]:
 
 
 def _comparisons(run: Run, directory: str) -> list[dict[str, Any]]:
-    """Return comparisons of a run's policy with others, also by answers after the training."""
+    """Return comparisons of a run's policy with others, including those after the training."""
     if run.folder is None:
         return []
     whole, found = LabelFolder(run.folder.path), []

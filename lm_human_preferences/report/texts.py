@@ -15,9 +15,9 @@ from lm_human_preferences.utils.terminal import INVISIBLE, printable
 
 NOT_RECORDED, NOT_MEASURED = 'not recorded', 'not measured'
 LONGEST = 2000  # most characters of a text to show
-_LETTER = '[^\x00-\xa0\xad\u061c\u2000-\u206f\ud800-\uf8ff]'  # beyond ASCII, or in an emoji
-# The group is shown, since many languages and emoji need it: joiners and marks of direction between
-# letters, variations of an emoji or a keycap, and flags such as that of England.
+_LETTER = '[^\x00-\xa0\xad\u061c\u2000-\u206f\ud800-\uf8ff]'  # beyond ASCII, or a part of an emoji
+# What the group matches is shown, as many languages and emoji need it: joiners and marks of
+# direction between letters, variations of an emoji or a keycap, flags such as that of England.
 _UNUSUAL = re.compile(
     f'((?<={_LETTER})[\xad\u061c\u200c-\u200f](?={_LETTER})'
     '|(?<=[©®\u203c-\u3299\U0001f000-\U0001faff])[\ufe0e\ufe0f]|[\ufe0e\ufe0f](?=\u20e3)'
@@ -87,7 +87,7 @@ def shortened(text: str) -> str:
 
 @functools.cache
 def environment(shown: Callable[[object], Markup]) -> jinja2.Environment:
-    """Return the environment of the templates here, which show each value as `shown` has it."""
+    """Return the environment of the templates here. shown: function that escapes a value."""
     found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(os.path.dirname(__file__)),
         undefined=jinja2.StrictUndefined,

@@ -13,7 +13,7 @@ NORMAL_95 = 1.959963984540054  # a standard normal lies within +- this with prob
 # Weight of an imagined question whose labellers all agree: with it intervals hold what they promise
 # from 10 questions on, see benchmarks/interval_coverage.py.
 IMAGINED = 0.25
-LEAST_EXPECTED = 5  # answers in each cell, below which a chi-square test is too inexact
+LEAST_EXPECTED = 5  # a chi-square test with fewer expected answers in a cell is too inexact
 
 
 def krippendorff_alpha(answers: Sequence[Sequence[Value]], label_type: LabelType) -> float:
@@ -30,11 +30,11 @@ def krippendorff_alpha(answers: Sequence[Sequence[Value]], label_type: LabelType
             units.append([label_type.moved(value, order) for value in of_question])
     if label_type.is_numeric:
         return _alpha_of_numbers(units)
-    names = [[repr(value) for value in unit] for unit in units]  # of numbers or lists
+    names = [[repr(value) for value in unit] for unit in units]  # a value may be a list
     domain = sorted(set(itertools.chain(*names)))
     if len(domain) < 2:
         return math.nan
-    import krippendorff  # here, as it serves a report alone
+    import krippendorff  # here, as only reports need it
 
     counts = [[unit.count(name) for name in domain] for unit in names]
     return float(krippendorff.alpha(value_counts=counts, level_of_measurement='nominal'))
@@ -66,7 +66,7 @@ def clustered_interval(successes: Sequence[float], answers: Sequence[int]) -> tu
 
 
 def effective_answers(successes: Sequence[float], answers: Sequence[int]) -> float:
-    """Return the number of independent answers that say as much; see clustered_interval.
+    """Return the number of independent answers that would tell as much; see clustered_interval.
 
     It is 0 where some queries have several answers, and few queries have most of them: as many as
     (sum of answers)^2 / sum of answers^2 count.
@@ -109,7 +109,7 @@ def wilson_interval(successes: float, n: float) -> tuple[float, float]:
 
 
 def in_words(low: float, high: float) -> str:
-    """Return an interval of a share with what it takes as independent, or that there is none."""
+    """Return the words for an interval of a share, with its assumptions, or that there is none."""
     if (low, high) == (0, 1):
         return f'no interval: ask about at least {student.FEWEST} queries, of similar weight'
     ends = f'{100 * low:.1f} to {100 * high:.1f} %'
@@ -119,7 +119,7 @@ def in_words(low: float, high: float) -> str:
 def uniform_p_value(counts: Sequence[int]) -> float | None:
     """Return the p-value of Pearson's test that all cells are equally likely.
 
-    None where fewer than LEAST_EXPECTED are expected in each, of which it is too inexact.
+    None where fewer than LEAST_EXPECTED answers are expected in each cell.
     """
     expected = sum(counts) / max(len(counts), 1)
     if expected < LEAST_EXPECTED:

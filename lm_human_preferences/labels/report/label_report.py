@@ -12,13 +12,13 @@ from lm_human_preferences.labels.answers import Answer, is_unnamed
 from lm_human_preferences.labels.folder import GOLD, VALIDATION, LabelFolder
 from lm_human_preferences.labels.report import agreement
 
-Policy = tuple[str, str]  # path, and the digest of the weights that were there
+Policy = tuple[str, str]  # (path, digest of the weights)
 Said = dict[str, dict[str, Value]]  # {question: {labeller: answer}}, without skips
 
 
 def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]:
-    """Return the facts of `./launch.py labels` as JSON, without some labellers."""
-    of_named: Said = {}  # answers of people who are not known may all be of one person
+    """Return the report of `./launch.py labels` for JSON. without: labellers to leave out."""
+    of_named: Said = {}  # answers without a name may all be by the same person
     disagreements: Said = {}
     answered = retired = 0
     for question in folder.questions.values():
@@ -26,7 +26,7 @@ def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]
         given = {each.labeller: each.value for each in answers if each.value is not None}
         answered += bool(given)
         retired += question.is_retired(folder.answers_to(question))
-        if question.kind == GOLD:  # easier than others: to agree on them says nothing
+        if question.kind == GOLD:  # too easy: agreement about them says nothing
             continue
         named = [name for name in given if not is_unnamed(name)]
         of_named[question.id] = {name: given[name] for name in named}
@@ -46,7 +46,7 @@ def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]
 
 
 def _agreement(folder: LabelFolder, said: Said) -> dict[str, Any]:
-    """Return the agreement of labellers on the same questions; of numbers only alpha."""
+    """Return how often labellers agree about the same question; for ratings, only alpha."""
     label_type = folder.label_type
     equal: dict[str, int] = {}  # number of pairs of equal answers, by question
     pairs: dict[str, int] = {}
@@ -60,7 +60,7 @@ def _agreement(folder: LabelFolder, said: Said) -> dict[str, Any]:
     if not label_type.is_numeric:
         raw = sum(equal.values()) / total if total else None
         low, high = _interval(folder, equal, pairs)
-        # Of two who guess; a tie is one more answer.
+        # Two labellers who guess; a tie is one more answer.
         chance = 1 / (len(label_type.samples) + 1) if label_type.ties else label_type.chance
     values = [list(said[question].values()) for question in pairs]
     alpha = agreement.krippendorff_alpha(values, label_type)
@@ -78,7 +78,7 @@ def _agreement(folder: LabelFolder, said: Said) -> dict[str, Any]:
 def _interval(
     folder: LabelFolder, successes: Mapping[str, int], counts: Mapping[str, int]
 ) -> tuple[float, float]:
-    """Return the 95 % interval of a fraction, by question: successes of counts.
+    """Return the 95 % interval of a fraction. successes, counts: {question: number}.
 
     Questions are clustered by query, unless all have the same one.
     """
@@ -115,7 +115,7 @@ def _labeller(folder: LabelFolder, name: str, said: Said) -> dict[str, Any]:
         'kind': kind,
         'answers': len(own),
         'ties': sum(answer.value == TIE for answer in own) if label_type.ties else None,
-        'all_bad': sum(answer.is_bad for answer in own),  # of the ties
+        'all_bad': sum(answer.is_bad for answer in own),  # included in the ties
         'skipped': len(last) - len(own),
         'median_seconds': statistics.median(seconds) if seconds else None,
         'positions': positions,
@@ -137,7 +137,7 @@ def _positions(folder: LabelFolder, answers: Sequence[Answer]) -> list[int] | No
 
 
 def _gold(folder: LabelFolder, answers: Sequence[Answer]) -> dict[str, int] | None:
-    """Return the numbers of answers to gold questions, and of right ones; None for ratings."""
+    """Return how many gold questions were answered, and how many right; None for ratings."""
     if folder.label_type.chance is None:
         return None
     found = {'answers': 0, 'right': 0}

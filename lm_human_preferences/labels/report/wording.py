@@ -6,10 +6,10 @@ from typing import Any
 
 from lm_human_preferences.labels.report.agreement import in_words
 
-Facts = Mapping[str, Any]  # a part of label_report.report
+Facts = Mapping[str, Any]  # entry of what label_report.report returns
 NOTHING = '-'
-MOST_DISAGREEMENTS = 20  # that are shown
-PARTS = {  # of the labels that a reward model predicts, see evaluation.reward_on_labels
+MOST_DISAGREEMENTS = 20  # more are not shown
+PARTS = {  # {part of the labels in evaluation.reward_on_labels: its name}
     'held_out': 'held out of its training',
     'trained_on': 'others',
     'comparisons': 'comparisons of policies',
@@ -17,7 +17,7 @@ PARTS = {  # of the labels that a reward model predicts, see evaluation.reward_o
 
 
 def lines(folder: str, found: Facts) -> Iterator[str]:
-    """Yield a whole report, and what a reward model adds to it."""
+    """Yield the lines of the report on a folder, and of a reward model on it, if any."""
     counts = '{all} questions, {answered} answered, {retired} retired'.format(**found['questions'])
     yield f'{folder}: {counts}; {found["training_labels"]} labels to train on'
     if found['questions']['retired']:
