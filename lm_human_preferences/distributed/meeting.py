@@ -42,7 +42,7 @@ class AllStopped(KeyboardInterrupt):
 
 
 def meet(seconds: int) -> Store:
-    """Return the store that all ranks have reached; UserError, or RankLost after `seconds`."""
+    """Return the store that all ranks have reached; an error of torch after `seconds`."""
     global _store
     launch = launch_methods.current()
     listener = None
@@ -153,36 +153,23 @@ def listen(place: Endpoint) -> socket.socket:
 
 
 def open_store(place: Endpoint, listener: socket.socket | None, seconds: int) -> Store:
-    """Connect to the store, which this process keeps if it has the `listener`; or RankLost."""
-    from torch.distributed import (
-        PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
-        TCPStore,  # pyright: ignore[reportPrivateImportUsage]
-    )
+    """Connect to the store, which this process keeps if it has the `listener`."""
+    import torch.distributed
 
-    options: dict[str, Any] = {'wait_for_workers': False}
+    dist: Any = torch.distributed
+    options: dict[str, Any] = {'timeout': datetime.timedelta(seconds=seconds)}
     if listener is not None:
         options.update(is_master=True, master_listen_fd=listener.detach())
-    timeout = datetime.timedelta(seconds=seconds)
-    try:
-        store = TCPStore(place.address, place.port, timeout=timeout, **options)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise RankLost(
-            f'rank 0 does not answer at {place.address}, TCP port {place.port} within {seconds} s:'
-            ' set MASTER_ADDR and MASTER_PORT to its host and a free port there, or, for torchrun,'
-            ' --local-addr or --master-addr'
-        ) from error
-    return PrefixStore(place.job, store)
+    store = dist.TCPStore(place.address, place.port, wait_for_workers=False, **options)
+    return dist.PrefixStore(place.job, store)
 
 
 def choose_interface(store: Store, place: Endpoint, launch: Launch) -> None:
-    """Let Gloo use the interface to the other ranks; RankLost if a rank is missing."""
+    """Wait for all ranks, and let Gloo use the interface to the others."""
     here, own = interfaces(), _address_towards(place.address)
-    store.set(f'address/{launch.rank}', own)
+    store.set(f'address of rank {launch.rank}', own)
     for rank in range(launch.size):
-        try:
-            address = store.get(f'address/{rank}').decode()
-        except RuntimeError as error:
-            raise RankLost(f'rank {rank} has not come: {str(error).splitlines()[0]}') from error
+        address = store.get(f'address of rank {rank}').decode()
         if address not in here:  # the first host does not learn its way from its own name
             own = _address_towards(address)
             break

@@ -125,7 +125,7 @@ def noticing_lost_ranks() -> Iterator[None]:
         if not isinstance(error, torch.distributed.DistError) and type(error) is not RuntimeError:
             raise
         # Without its place in Gloo's source, and advice.
-        reason = re.sub(r'^\[\S+\] |\. This is typically .*', '', str(error).partition('\n')[0])
+        reason = re.sub(r'^\[\S+\] |\.( This is typically .*)?$', '', str(error).splitlines()[0])
         raise RankLost(f'{reason}; see --run.allreduce_timeout') from error
 
 
