@@ -52,11 +52,6 @@ class Launch(NamedTuple):
         own = ('OMPI_COMM_WORLD_LOCAL_RANK', 'MPI_LOCALRANKID', 'SLURM_LOCALID', 'LOCAL_RANK')
         return _number(*own) == 0
 
-    @property
-    def finds_store(self) -> bool:
-        """Return whether torchrun has made the store before the ranks."""
-        return os.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True'
-
 
 class Endpoint(NamedTuple):
     """Address of the store. job: prefix of the keys of this attempt at the job."""

@@ -50,7 +50,8 @@ def meet(seconds: int) -> Store:
         place, listener = _meet_over_mpi(launch, launch.family)
     else:
         place = launch_methods.endpoint()
-        if launch.rank == 0 and not launch.finds_store:
+        has_store = os.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True'  # made by torchrun
+        if launch.rank == 0 and not has_store:
             listener = listen(place)
     _store = open_store(place, listener, seconds)
     choose_interface(_store, place, launch)
