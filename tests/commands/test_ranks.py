@@ -52,28 +52,17 @@ def shape_of(text):
 @pytest.fixture(scope='module')
 def one(tmp_path_factory):
     save_dir = tmp_path_factory.mktemp('one')
-    result = succeed(
-        ['train_policy', 'test', 'run', '--mpi=1', f'--save_dir={save_dir}', *CONSOLE, *SHORT]
-    )
-    return result.stdout, save_dir / 'run'
-
-
-@pytest.fixture(scope='module')
-def two(tmp_path_factory):
-    """Two ranks, in a folder of modules that neither they nor the process before may import.
-
-    That process, which checks the command and becomes mpiexec, has a note.
-    """
-    folder = tmp_path_factory.mktemp('two')
-    for name in ('torch', 'click', 'botocore', 'mpi4py', 'sitecustomize'):
-        (folder / f'{name}.py').write_text('raise SystemError("it was run")')
-    launch = Launch(folder, '--mpi=2', '--run.save_dir=x', *SHORT)
-    assert launch.wait() == 0, launch.errors()
-    return launch
+    words = ('--mpi=1', f'--save_dir={save_dir}', *CONSOLE, *SHORT)
+    return succeed(['train_policy', 'test', 'run', *words]).stdout, save_dir / 'run'
 
 
 @needs_mpi
-def test_two_ranks_look_like_one(one, two):
+def test_two_ranks_look_like_one(one, tmp_path):
+    """In a folder of modules that neither they nor the process before, which has a note, import."""
+    for name in ('torch', 'click', 'botocore', 'mpi4py', 'sitecustomize'):
+        (tmp_path / f'{name}.py').write_text('raise SystemError("it was run")')
+    two = Launch(tmp_path, '--mpi=2', '--run.save_dir=x', *SHORT)
+    assert two.wait() == 0, two.errors()
     expected = shape_of(one[0].replace(str(one[1]), 'RUN'))
     assert shape_of(two.output().replace(str(two.run), 'RUN')) == expected
     assert expected.count('hparams:') == 2
