@@ -90,7 +90,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             self.wait()
 
     def set_seed(self, seed: int | None) -> None:
-        """Seed this rank. seed: None for that of the resumed run, or a random one in a new run."""
+        """Seed this rank; seed None: the seed of the resumed run, or a random one in a new run."""
         if seed is None:
             drawn = self.comm.all_gather_object(secrets.randbits(31))[0]
             seed = self.state.get('seed', drawn)
@@ -103,9 +103,10 @@ class Checkpointer(contextlib.AbstractContextManager):
         return self.state['trainer']['step'] if self.prefix else 0
 
     def restore(self, trainer: Trainer, saves: int, frozen_scopes: Sequence[str] = ()) -> None:
-        """Restore `trainer` from the checkpoint, if any; UserError without room for `saves`.
+        """Restore `trainer` from the checkpoint, if any; UserError without room for more saves.
 
-        frozen_scopes: scopes of tensors that never change, which saving does not copy.
+        saves: number of checkpoints of the whole training. frozen_scopes: scopes of tensors that
+        never change, which saving does not copy.
         """
         self.frozen = tuple(f'{scope}/' for scope in frozen_scopes)
         if self.resume:

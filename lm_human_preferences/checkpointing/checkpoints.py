@@ -57,7 +57,7 @@ def _listed(directory: str) -> list[str]:
 
 
 def check_disk_space(directory: str, saves: int, size: int, max_to_keep: int) -> None:
-    """Raise UserError without room for the checkpoints, of `size` bytes, of a training."""
+    """Raise UserError if the disk lacks room for a training's checkpoints of `size` bytes each."""
     # The new one is written before the oldest is deleted.
     count = max(0, min(saves, max_to_keep + 1) - len(_listed(directory)))
     free = storage.free_bytes(directory)

@@ -155,7 +155,7 @@ def _normalized(
 
 
 def _tell(phase: TrainReward, fitted: Fitted, held_out: Prediction | None, comm: Comm) -> None:
-    """Log and print how well the head would predict other labels; held_out: those held out."""
+    """Log and print how well the head would predict other labels; held_out: on held-out labels."""
     log = Logger(phase.settings.run.directory, run_files.REWARD.network, log_interval=1, comm=comm)
     numbers = {'strength': fitted.strength}
     if fitted.gain is not None:

@@ -175,8 +175,8 @@ class HealthMonitor(Hook):
 class Checkpoints(Hook):
     """Hook that saves a checkpoint every `interval` steps, and defers signals to the end of a step.
 
-    resume_hint: returns the line that says how to resume, see run_dir; None for a training that is
-    not saved at its end and at an error.
+    resume_hint: returns the line that says how to resume, see run_dir; None: save neither at the
+    end nor after an error.
     """
 
     def __init__(

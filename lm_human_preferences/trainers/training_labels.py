@@ -32,7 +32,7 @@ class TrainingLabels:
         self._lines: dict[str, int] | None = None  # {labeller: lines to read}; None: all
 
     def go_on(self) -> None:
-        """Take as many answers of a folder as a resumed training has begun with."""
+        """Have a resumed training read only the answers of a folder that it began with."""
         if self.are_recorded:
             return
         directory = self.settings.run.directory

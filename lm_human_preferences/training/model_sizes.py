@@ -18,7 +18,7 @@ def is_model(directory: str) -> bool:
 
 @dataclass
 class Sizes(hyperparams.HParams, ABC):
-    """Sizes of a network of any kind, from which its limits and its memory follow."""
+    """Sizes of a network of any kind, which determine its limits and its memory."""
 
     n_vocab: int = option(0, 'tokens of the vocabulary', at_least=1)
     n_ctx: int = option(512, 'longest sequence', at_least=1)
@@ -37,7 +37,7 @@ class Sizes(hyperparams.HParams, ABC):
         """Number of parameters without scalar heads."""
 
     def write(self, directory: str) -> None:
-        """Write the file that makes `directory` a model's."""
+        """Write the sizes into the directory of a model."""
         sizes = self.to_nested_dict(with_unknown=True)
         storage.write_json(storage.join(directory, SIZES), sizes)
 

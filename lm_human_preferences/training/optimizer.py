@@ -103,6 +103,6 @@ class Adam:
 
 
 class LBFGS(torch.optim.LBFGS):
-    """PyTorch's solver, without the wrapper that first imports the compiler, for seconds."""
+    """PyTorch's L-BFGS without its wrapper, which imports the compiler, for seconds."""
 
     add_param_group = inspect.unwrap(torch.optim.LBFGS.add_param_group)

@@ -217,7 +217,7 @@ def times_vocabulary(h: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 def invalidate_prepacked(weights: Iterable[torch.Tensor]) -> None:
-    """Free the prepacked copies of `weights`, which the fused Adam changes without counting it."""
+    """Free the prepacked copies of `weights`; the fused Adam does not count its changes to them."""
     for weight in weights:
         weight.prepacked = None, None  # pyright: ignore[reportAttributeAccessIssue]
 

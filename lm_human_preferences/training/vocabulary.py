@@ -30,7 +30,7 @@ def logprobs_and_entropies(
 
 
 class OnCPU(torch.autograd.Function):
-    """Log-probabilities and entropies in the memory of one table, read in pieces for a cache."""
+    """Log-probabilities and entropies in the memory of one table, in pieces that fit a cache."""
 
     ROWS = 64  # rows of a piece in the forward pass: a softmax needs whole rows
     COLUMNS = 1024  # words of a piece in the backward pass, which sums over the vocabulary
