@@ -43,6 +43,7 @@ Entries that this program does not know, as a fork may have written, are left al
 
 import contextlib
 import copy
+import functools
 import glob
 import importlib.metadata
 import itertools
