@@ -110,7 +110,7 @@ def _experiment_command(
     def start(settings: dict[str, Any], exp: str, *values: str) -> None:
         """Start the job. settings: given options by name. values: of `arguments`."""
         binds = user_settings.bindings(reward_experiments, exp, name)
-        options = hparam_class()
+        options: Any = hparam_class()
         own = {key: settings.pop(key) for key in fields.keys() & settings.keys()}
         user_settings.override(options, own)
         hparams = reward_options.CommandHParams()

@@ -307,11 +307,6 @@ def test_scales_of_imports(name, values, scale):
     ]
 
 
-def test_a_scale_without_keys_is_not_asked(tmp_path):
-    make_folder(tmp_path / 'f', task={'label_type': 'scalar_rating', 'scale': [0, 100]}, samples=1)
-    assert 'numbers 0 to 100' in error_of(invoke(f'label {tmp_path}/f --labeller anna'))
-
-
 def test_of_equal_samples_each_has_a_place_of_its_own():
     asked = {'query': [0], 'sample0': [1], 'sample1': [2], 'sample2': [1]}
     given = {'query': [0], 'sample0': [2], 'sample1': [1], 'sample2': [1]}
