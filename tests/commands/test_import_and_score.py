@@ -4,7 +4,6 @@ import io
 import json
 import random
 import re
-import time
 
 import pytest
 import torch
@@ -14,8 +13,8 @@ from label_folders import make_folder
 
 from lm_human_preferences.commands.texts import score
 from lm_human_preferences.datasets.reviews import queries
-from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
-from lm_human_preferences.labels.texts import into_folder, records, tokenise
+from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.texts import records, tokenise
 from lm_human_preferences.language import encodings
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.runs.run_settings import reward_settings_of
@@ -168,33 +167,6 @@ def test_mistakes_of_score_are_one_line(reward_model, tmp_path):
     write_lines(path, [{'prompt': 'a', 'chosen': 'b', 'annotations': []}])
     assert "'chosen' and 'rejected' must both be texts" in error_of(invoke(f'score {run} {path}'))
     assert 't.jsonx' in error_of(invoke(f'score {run} {tmp_path}/t.jsonx'))
-
-
-SHORT_PAIRS = {
-    'label_type': 'best_of_2',
-    'encoding': 'test',
-    'instructions': '',
-    'task': {'query_length': 1, 'response_length': 1},
-}
-
-
-def test_imported_labels_keep_their_order(tmp_path):
-    """In that order training takes them; each has a time of its own, whoever labelled it."""
-    labels = []
-    for number in range(7):
-        tokens = {'query': [number], 'sample0': [0], 'sample1': [1]}
-        name = f'annotator-{number % 3}'
-        label = records.TextLabel('a', ('x', 'y'), number % 2, labeller=name, tokens=tokens)
-        labels.append(label)
-    before = time.time()
-    with QuestionWriter(str(tmp_path / 'f'), SHORT_PAIRS) as writer:
-        into_folder.add_labels(labels, writer, 'imported')
-        counted = writer.folder.counted()
-        asked = [writer.folder.tokens(writer.folder.questions[a.question]) for a in counted]
-    assert [tokens['query'] for tokens in asked] == [[number] for number in range(7)]
-    times = [answer.time for answer in counted]
-    assert before <= times[0] and times[-1] <= time.time() + 1
-    assert times == sorted(set(times))
 
 
 def test_mistakes_of_import_are_one_line(tmp_path):
