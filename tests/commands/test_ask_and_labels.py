@@ -10,7 +10,7 @@ import pytest
 import torch
 from command_line import caught_jobs, error_of, invoke, succeed
 from label_folders import HEADER, TASK, make_folder, random_questions
-from sample_files import label_hparams
+from sample_files import label_hparams, write_lines
 from tiny_classifiers import write_classifier
 from tiny_tokenisers import write_byte_level
 
@@ -438,8 +438,8 @@ PAIRS = [
 def test_every_command_of_the_page_works(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, record in FILES.items():
-        Path(name).write_text(json.dumps(record) + '\n')
-    Path('pairs.jsonl').write_text(''.join(json.dumps(pair) + '\n' for pair in PAIRS))
+        write_lines(Path(name), [record])
+    write_lines(Path('pairs.jsonl'), PAIRS)
     page = (ROOT / 'docs/labelling.md').read_text(encoding='utf-8')
     lines = re.findall(r'^    pipenv run ./(launch|sample).py (.*)$', page, re.MULTILINE)
     printed = {}

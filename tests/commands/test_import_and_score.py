@@ -10,6 +10,7 @@ import torch
 from command_line import error_of, invoke, succeed
 from experiments import resolved
 from label_folders import make_folder
+from sample_files import write_lines
 
 from lm_human_preferences.commands.texts import score
 from lm_human_preferences.datasets.reviews import queries
@@ -20,11 +21,6 @@ from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.runs.run_settings import reward_settings_of
 
 GOOD, BAD = ('good', 'great', 'funny', 'clever'), ('bad', 'dull', 'awful', 'stale')
-
-
-def write_lines(path, values):
-    path.write_text(''.join(f'{json.dumps(value)}\n' for value in values))
-    return path
 
 
 def preferences(count, seed=0):

@@ -29,6 +29,11 @@ LABELS = [
 MERGES = '#version: 0.2\nt h\nĠ th\nth e\nĠ the\n'.encode()
 
 
+def write_lines(path, values):
+    path.write_text(''.join(f'{json.dumps(value)}\n' for value in values))
+    return path
+
+
 def label_hparams(path, **changes):
     """Settings of a reward training on the labels at `path`, of the shape of LABELS by default."""
     hparams = reward_options.CommandHParams()

@@ -1,7 +1,6 @@
 """Held-out labels: choosing them, predicting them, and a training with some."""
 
 import collections
-import json
 import math
 import random
 import re
@@ -14,6 +13,7 @@ from command_line import succeed
 from events import events_of
 from experiments import resolved
 from ranks import give_each_thread_its_own_numpy_random, on_ranks
+from sample_files import write_lines
 
 from lm_human_preferences import label_types, train_reward
 from lm_human_preferences.distributed.comm import Comm
@@ -131,14 +131,13 @@ def trainer_of(settings):
 def test_of_a_training_held_out_queries_are_in_no_other_label(tmp_path):
     """In a folder of two files, whose labels are about the same queries in two forms."""
     for name in ('text', 'messages'):
-        lines = []
+        pairs = []
         for number in range(200):
             query = f'{number:03}'.translate({48 + digit: 97 + digit for digit in range(10)})
             prompt = query if name == 'text' else [{'role': 'user', 'content': query}]
             pair = {'chosen': f'a{name[:3]}', 'rejected': 'b'}
-            lines.append(json.dumps({'prompt': prompt, **pair}))
-        (tmp_path / f'{name}.jsonl').write_text('\n'.join(lines))
-        file = f'{tmp_path}/{name}.jsonl'
+            pairs.append({'prompt': prompt, **pair})
+        file = write_lines(tmp_path / f'{name}.jsonl', pairs)
         succeed(f'import_labels test {file} {tmp_path}/f --labels.type best_of_2')
     settings = {'labels.source': f'{tmp_path}/f', 'labels.type': 'best_of_2'}
     settings |= {'labels.num_train': None, 'labels.held_out': 0.25}
@@ -184,9 +183,8 @@ def learned_by_heart(labels):
 
 
 def test_nobody_predicts_held_out_coin_flips(tmp_path):
-    lines = [json.dumps(pair) for pair in coin_flips()]
-    (tmp_path / 'a.jsonl').write_text('\n'.join(lines))
-    settings = {'labels.source': f'{tmp_path}/a.jsonl', 'labels.type': 'best_of_2'}
+    file = write_lines(tmp_path / 'a.jsonl', coin_flips())
+    settings = {'labels.source': str(file), 'labels.type': 'best_of_2'}
     settings |= {'labels.num_train': None, 'labels.held_out': 0.25}
     trainer = trainer_of(settings)
     rewards = learned_by_heart(trainer.labels)

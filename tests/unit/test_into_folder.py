@@ -8,7 +8,7 @@ import pytest
 from command_line import error_of, invoke, succeed
 from label_folders import make_folder
 from label_page import press
-from sample_files import label_hparams
+from sample_files import label_hparams, write_lines
 
 from lm_human_preferences import label_types
 from lm_human_preferences.errors import UserError
@@ -90,8 +90,7 @@ def test_what_was_chosen_is_not_always_the_first_sample(tmp_path):
     before = contents(tmp_path / 'f')
     bring(tmp_path / 'f', records)
     assert contents(tmp_path / 'f') == before
-    lines = ''.join(f'{json.dumps(record)}\n' for record in records)
-    (tmp_path / 'pairs.jsonl').write_text(lines)
+    write_lines(tmp_path / 'pairs.jsonl', records)
     output = tmp_path / 'labels.json'
     lengths = '--task.query_length 3 --task.response_length 2'
     succeed(f'import_labels test {tmp_path}/pairs.jsonl {output} --labels.type best_of_2 {lengths}')
@@ -250,8 +249,7 @@ def test_nothing_is_imported_while_one_of_the_labellers_is_at_work(answered):
 
 def test_questions_in_both_orders_are_asked_once_and_gold_ones_have_one_answer(tmp_path):
     def write(name, *records):
-        (tmp_path / name).write_text(''.join(f'{json.dumps(record)}\n' for record in records))
-        return tmp_path / name
+        return write_lines(tmp_path / name, records)
 
     words = f'ask mock_sentiment {tmp_path}/f --labels.type best_of_2'
     first = {'query': 'the film was', 'sample0': 'good', 'sample1': 'bad'}
@@ -285,7 +283,7 @@ def test_a_folder_has_one_scale(tmp_path):
     path, file = tmp_path / 'f', tmp_path / 'ratings.jsonl'
     scores = zip('abc', (0, 2.5, 4), strict=True)
     records = [{'query': 'q', 'sample': sample, 'score': score} for sample, score in scores]
-    file.write_text(''.join(f'{json.dumps(record)}\n' for record in records))
+    write_lines(file, records)
     words = '--labels.type scalar_rating'
     succeed(f'import_labels test {file} {path} {words}')
     assert json.loads((path / 'task.json').read_text())['scale'] == [0, 4]

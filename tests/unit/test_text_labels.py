@@ -11,7 +11,7 @@ import types
 import pytest
 from fuzzing import changed
 from golden_data import bpe_directory
-from sample_files import label_hparams
+from sample_files import label_hparams, write_lines
 from tiny_tokenisers import END, write_byte_level
 
 from lm_human_preferences import label_types
@@ -312,8 +312,7 @@ SHORT = {'prompt': 'ab', 'chosen': 'x', 'rejected': 'y'}
     ],
 )
 def test_texts_that_are_too_long(tmp_path, too_long, queries, samples, note):
-    path = tmp_path / 'pairs.jsonl'
-    path.write_text(f'{json.dumps(LONG)}\n{json.dumps(SHORT)}\n')
+    path = write_lines(tmp_path / 'pairs.jsonl', [LONG, SHORT])
     labels, notes, _ = label_files.load_labels(hparams(path, too_long), encodings.Test)
     encoder = encodings.Test.get_encoder()
 

@@ -9,6 +9,7 @@ from command_line import error_of, invoke, succeed
 from experiments import resolved
 from label_folders import make_folder
 from label_page import press, say
+from sample_files import write_lines
 
 from lm_human_preferences import label_types
 from lm_human_preferences.distributed.comm import Comm
@@ -190,7 +191,7 @@ def test_ties_are_imported_where_they_are_allowed(tmp_path):
     file = tmp_path / 'texts.jsonl'
     samples = {f'sample{i}': 'abc'[i:] for i in range(2)}
     records = [{'query': 'a', **samples, 'best': 0}, {'query': 'b', **samples, 'best': 'tie'}]
-    file.write_text(''.join(f'{json.dumps(record)}\n' for record in records))
+    write_lines(file, records)
     words = f'import_labels test {file} {tmp_path}/f --labels.type best_of_2'
     assert "field 'best' must be" in error_of(invoke(words))
     succeed(f'{words} --ties on')
