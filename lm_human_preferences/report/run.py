@@ -195,7 +195,8 @@ def _information(results: dict[str, Any]) -> tuple[int, ...]:
 
 def _samples(directory: str) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
-    for line in storage.readable_json_lines(storage.join(directory, run_files.SAMPLES)):
+    path = storage.join(directory, run_files.SAMPLES)
+    for _, line in storage.parse_json_lines(storage.read_whole_lines(path), path):
         if matches_schema(line, {'query': str, 'response': str}):
             found.setdefault(line['query'], []).append(line)
     return found

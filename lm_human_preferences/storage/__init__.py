@@ -13,7 +13,6 @@ from lm_human_preferences.storage.cache import (
     read_json_lines,
     read_text,
     read_whole_lines,
-    readable_json_lines,
 )
 from lm_human_preferences.storage.files import (
     append,

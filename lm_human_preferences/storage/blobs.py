@@ -159,7 +159,7 @@ def _connected(path: str) -> Iterator[tuple[Blob, Context]]:
     if is_offline():
         raise blob.error('LMHP_OFFLINE=1 allows only what is in the cache')
     try:
-        yield blob, _make_client(blob.account, blob.container, os.getpid())
+        yield blob, _make_client(blob.account, blob.container)
     except FileNotFoundError as e:
         raise blob.error(str(e), NotFound) from e
     except (OSError, RuntimeError, blobfile.Error, urllib3.exceptions.HTTPError) as e:
@@ -172,11 +172,8 @@ def _connected(path: str) -> Iterator[tuple[Blob, Context]]:
 
 
 @functools.lru_cache
-def _make_client(account: str, container: str, pid: int) -> Context:
-    """Make a client with limited retries, proxies, and no credentials for the public account.
-
-    pid: of this process, as connections do not survive a fork.
-    """
+def _make_client(account: str, container: str) -> Context:
+    """Make a client with limited retries, proxies, and no credentials for the public account."""
     import blobfile
 
     if account == PUBLIC:

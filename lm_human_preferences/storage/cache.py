@@ -7,13 +7,13 @@ becomes visible once its size and MD5 are right.
 from __future__ import annotations
 
 import codecs
-import contextlib
 import functools
 import json
 import os
 from collections.abc import Sequence
 from typing import Any
 
+from lm_human_preferences.errors import os_errors_as
 from lm_human_preferences.storage import blobs, hub
 from lm_human_preferences.storage.paths import (
     Blob,
@@ -33,29 +33,31 @@ def read_text(path: str) -> str:
 
     A byte order mark, as programs on Windows write it, is left out: JSON does not allow it.
     """
-    return _read(path).replace('\r\n', '\n').replace('\r', '\n')
+    text = _decoded(_read(path), path)
+    return text.replace('\r\n', '\n').replace('\r', '\n')
 
 
 def read_whole_lines(path: str) -> str:
     """Return a UTF-8 file up to its last line end: a kill may have torn the rest."""
-    return _read(path, only_whole_lines=True)
+    data = _read(path)
+    return _decoded(data[: data.rfind(b'\n') + 1], path)
 
 
-def _read(path: str, *, only_whole_lines: bool = False) -> str:
+def _read(path: str) -> bytes:
+    local = cached_path(path)
+    with os_errors_as(f'{path} cannot be read', kind=StorageError), open(local, 'rb') as file:
+        return file.read()
+
+
+def _decoded(data: bytes, path: str) -> str:
     try:
-        with open(cached_path(path), 'rb') as file:
-            data = file.read()
-        if only_whole_lines:
-            data = data[: data.rfind(b'\n') + 1]
         return data.decode('utf-8-sig')
-    except OSError as e:
-        raise StorageError(f'{path} cannot be read as UTF-8 text: {e}') from e
     except UnicodeDecodeError as e:
         is_utf_16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         encoding = 'UTF-16' if is_utf_16 else 'CP1252'
         raise StorageError(
-            f'{path} cannot be read as UTF-8 text: {e}; `iconv -f {encoding} -t UTF-8` converts'
-            f' {"it" if is_utf_16 else "a file of Windows"}'
+            f'{path} cannot be read as UTF-8 text: {e}; if it is a file of Windows,'
+            f' `iconv -f {encoding} -t UTF-8` converts it'
         ) from e
 
 
@@ -76,15 +78,6 @@ def parse_json_lines(text: str, name: str) -> list[tuple[str, Any]]:
         if line.strip():
             where = f'{name}, line {number}'
             found.append((where, parse_json(line, where, names_once=True)))
-    return found
-
-
-def readable_json_lines(path: str) -> list[Any]:
-    """Return the values in a file of JSON lines; skip damaged lines, and one torn by a kill."""
-    found = []
-    for line in read_whole_lines(path).split('\n'):
-        with contextlib.suppress(ValueError, RecursionError):
-            found.append(json.loads(line))
     return found
 
 
