@@ -87,7 +87,7 @@ def policy_settings(hparams: TaskHParams, encoder: Encoder) -> dict[str, Any]:
 
 
 def end_notes(hparams: TaskHParams, encoder: Encoder) -> list[str]:
-    """Return notes on an adapter's files, affixes, a template's date, and the ends of responses."""
+    """Return notes on special tokens in affixes, a template's date, and the ends of responses."""
     chat = chat_template(hparams, encoder)
     notes = []
     is_read = chat is not None or hparams.special_tokens
@@ -307,9 +307,9 @@ def make_query_sampler(
 def query_columns(
     hparams: TaskHParams, encoder: Encoder
 ) -> dict[tuple[int, ...], Mapping[str, Any]]:
-    """Return {tokens of a query, padded: other fields of its record} of the user's own file.
+    """Return the other fields of each record in the user's file, by the padded query's tokens.
 
-    UserError where two records with the same query differ in these.
+    UserError if two records have the same query and other fields that differ.
     """
     name = hparams.query_dataset
     found: list[tuple[list[int], jsonl.Query]] = []
@@ -330,7 +330,7 @@ def query_columns(
 def columns_by_tokens(
     queries: Iterable[tuple[Sequence[int], jsonl.Query]],
 ) -> dict[tuple[int, ...], Mapping[str, Any]]:
-    """Return {tokens: other fields of the record} of (tokens, query) pairs; see query_columns."""
+    """Return the other fields of each (tokens, query) pair by its tokens; see query_columns."""
     found: dict[tuple[int, ...], Mapping[str, Any]] = {}
     for tokens, query in queries:
         if found.setdefault(tuple(tokens), query.columns) != query.columns:

@@ -22,7 +22,7 @@ MOST_FOR_HEAD = 512
 
 
 def training_options(labels: int, *, is_large: bool) -> list[str]:
-    """Return options of a new reward model for so many labels; is_large: as its language model."""
+    """Return options for a new reward model. is_large: whether its language model is large."""
     if is_large and labels <= MOST_FOR_HEAD:
         return [f'--{NEW_MODEL}.features', 'frozen']
     epochs = str(epochs_for(labels))
@@ -54,7 +54,7 @@ def training_command(
     words += [f'--{NEW_MODEL}.labels.num_train', 'None']
     if without:
         words += [f'--{NEW_MODEL}.labels.without', without]
-    # Those that learn by adapters are large, and know more than a few labels can teach.
+    # A model that is trained by adapters is large, and knows more than a few labels can teach.
     is_large = folder.task['task'].get('policy', {}).get('lora') is not None
     words += training_options(labels, is_large=is_large)
     return shell.typed('./launch.py train_policy', *words)
@@ -63,9 +63,9 @@ def training_command(
 def _experiment_and_task(
     content: Mapping[str, Any], experiments: Experiments
 ) -> tuple[str, dict[str, Any]]:
-    """Return the experiment of a folder, and the options of its task that differ from that.
+    """Return the experiment of a folder, and the options in which the folder's task differs.
 
-    content: of its task.json. One that names no experiment has the one whose task is most alike.
+    content: that of task.json. If it names no experiment, the one with the most similar task.
     """
     options = {}
     for key, binds in experiments.items():

@@ -1,4 +1,4 @@
-"""Dry run: what a training would read first is checked and shown, as far as it is here."""
+"""Dry run: check and show what a training reads first, as far as it is on this machine."""
 
 from __future__ import annotations
 

@@ -27,15 +27,15 @@ from lm_human_preferences.runs.run_settings import load_run_hparams
 from lm_human_preferences.utils.streams import note
 
 SCORES = ('score', 'score_std', 'kl', *OF_CHOICE)
-# What a line of `sample --output` has besides texts, and other columns of the file of queries
+# Fields of a line of `sample --output` besides its texts and the columns of the file of queries
 OF_SAMPLES = ('query_tokens', 'response_tokens', 'tokens_after_end', *SCORES)
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Model to sample from, with the settings of its run (a directory), or with a task alone.
+    """Model to sample from, with the settings of its run, or with a task alone.
 
-    scopes: in the run's checkpoint.
+    run: its directory; None without a run. scopes: those in the run's checkpoint.
     """
 
     model: TrainedModel

@@ -28,8 +28,10 @@ def decided(hparams: HParams) -> dict[str, Any]:
 
 
 def differences(hparams: HParams, usual: HParams) -> dict[str, Any]:
-    """Return {option: value} of settings that differ from `usual`, or from defaults where it has
-    none: in a group that is off there."""
+    """Return {option: value} of the settings that differ from `usual`.
+
+    Options of a group that is off in `usual` are compared with their defaults.
+    """
     before, fields = decided(usual), hyperparams.fields(type(hparams))
     found = {}
     for name, value in decided(hparams).items():
@@ -39,7 +41,7 @@ def differences(hparams: HParams, usual: HParams) -> dict[str, Any]:
 
 
 def task_options(task: TaskHParams, binds: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {option: value} of a task that differ from an experiment, which sets `binds`."""
+    """Return {option: value} of a task that differ from an experiment; binds: its settings."""
     usual = TaskHParams()
     for key, value in binds.items():
         if key.startswith('task.'):

@@ -20,8 +20,8 @@ from lm_human_preferences.utils.option_checks import exact_div as exact_div
 from lm_human_preferences.utils.original_names import explain_missing
 
 MIN_TEMPERATURE = 1e-10  # the original's clamp: temperature 0 means greedy
-# Words of a vocabulary that is drawn from in pieces, and of a piece
-LARGE_VOCABULARY, PIECE = 4096, 256
+LARGE_VOCABULARY = 4096  # words; a larger vocabulary is drawn from in pieces of PIECE words
+PIECE = 256
 RANK_SEED_STRIDE = 100003  # the original's prime between the seeds of two ranks
 
 
@@ -115,8 +115,8 @@ def sample_from_probs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw by `probs (rows, n_vocab)` of any scale; uniform: float64 (rows,) from 0 to 1.
 
-    Returns tokens, int64 (rows,), and the sums of `probs`, float64 (rows,). Of a large vocabulary a
-    piece is drawn and then a word of it, so that it is read only once, and not in float64.
+    Returns tokens, int64 (rows,), and the sums of `probs`, float64 (rows,). From a large vocabulary
+    a piece is drawn first, then a word in it: `probs` are read once, and only a piece in float64.
     """
     # Float32 has too few numbers for the tail of a large vocabulary.
     n_vocab = probs.shape[1]

@@ -253,7 +253,7 @@ class HParams:
                 value.check_values()
 
     def has(self, key: str) -> bool:
-        """Return whether a dotted name is that of a setting or group."""
+        """Return whether there is a setting or group with this dotted name."""
         return key in fields(type(self))
 
     def _field(self, key: str) -> dataclasses.Field:

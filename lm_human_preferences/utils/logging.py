@@ -12,7 +12,7 @@ from lm_human_preferences.errors import os_errors_as
 from lm_human_preferences.utils import streams
 
 ALARMS = 'alarms'  # tag of alarms in TensorBoard
-# Tags of means over responses: tokens up to the end; fractions with an end, and a valid end
+# Tags: mean number of tokens up to the end; fraction of responses with an end, with a valid end
 LENGTH, ENDED, VALID = 'responses/length', 'responses/ended', 'responses/valid'
 _console = 'summary'  # a value of --run.console
 

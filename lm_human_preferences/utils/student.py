@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Sequence
 
-FEWEST = 10  # independent values, of which there may be two kinds, that tell an interval
+FEWEST = 10  # fewest independent values from which an interval is computed
 
 
 @functools.cache

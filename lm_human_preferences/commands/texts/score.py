@@ -26,7 +26,7 @@ from lm_human_preferences.runs.run_settings import reward_settings_of
 from lm_human_preferences.utils.terminal import printable
 
 Pair = tuple[list[int], list[int]]  # tokens of a query and of a response
-# {suffix of a column's name: score, or its standard deviation by a head} of a response
+# Numbers of a response by the ending of their column: '' for the score, _SPREAD for its deviation
 Scores = dict[str, float | None]
 Named = tuple[str, dict[str, str]]  # query of a record, and its responses by their columns
 BATCH = 64  # responses that are scored at a time
