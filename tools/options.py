@@ -43,15 +43,12 @@ page anew.
   of which [few may change](files.md#an-interrupted-run).
 """
 NOTES = {  # below a heading
-    'Launching': (
-        '`./launch.py train_reward EXPERIMENT NAME` and `./launch.py train_policy EXPERIMENT NAME`;'
-        ' the default of\n`--save_dir` ends in the name of the command.'
-    ),
     'Run': (
-        'Of a policy and of a reward model that `train_reward` trains. A reward model that'
-        ' `train_policy` trains first has\nits own `seed`, `log_interval`, `save_interval`,'
-        ' `precision` and `gradient_checkpointing`:\n`--rewards.train_new_model.run.NAME`. The last'
-        " two of these follow the policy's unless they are set."
+        '`./launch.py train_reward EXPERIMENT NAME` and `./launch.py train_policy EXPERIMENT NAME`;'
+        ' the default of\n`--save_dir` ends in the name of the command. A reward model that'
+        ' `train_policy` trains first has its own `seed`,\n`log_interval`, `save_interval`,'
+        ' `precision` and `gradient_checkpointing`: `--rewards.train_new_model.run.NAME`.\nThe last'
+        " two follow the policy's unless they are set."
     ),
     'Task': (
         'For `train_policy`, a task option given once also holds for the reward model that is'
@@ -80,6 +77,7 @@ NOTES = {  # below a heading
 }
 # Small groups, whose options follow those of a larger table
 JOINED = {
+    'Launching': 'Run',
     'Policy': 'Task',
     'Adapters': 'Task',
     'Labels': 'Reward training',

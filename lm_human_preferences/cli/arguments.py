@@ -148,7 +148,9 @@ def convert(key: str, field: Field, text: str | tuple[str, ...]) -> Any:
     if field.metadata.get('ours') and bool in members(field.type) and isinstance(text, str):
         text = {'on': 'true', 'off': 'false'}.get(text, text)
     try:
-        value = _read(field.type, text) if isinstance(text, str) else _checked_texts(text)
+        value = _read(field.type, text) if isinstance(text, str) else text
+        if isinstance(value, str | tuple):
+            ''.join(value).encode()  # UnicodeEncodeError, a ValueError, for what is not text
     except (ValueError, OverflowError):
         raise UserError(f'--{key} must be {describe(field.type)}, got {text!r}') from None
     return expanded(value) if field.metadata.get('path') else value
@@ -164,19 +166,11 @@ def expanded(path: str | tuple[str, ...] | None) -> Any:
     return path and os.path.expanduser(path)
 
 
-def _checked_texts(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Return `texts` as they are; UnicodeEncodeError, a ValueError, for what is not text."""
-    for text in texts:
-        text.encode()
-    return texts
-
-
 def _read(ty: Any, text: str) -> Any:
     """Parse `text` as hyperparams.parse does, but accept any case, quotes, and 1e3 as an int."""
     allowed = members(ty)
     plain = _unquote(text)
     if str in allowed:
-        plain.encode()  # UnicodeEncodeError, a ValueError, for what is not text
         if text == 'None' and types.NoneType not in allowed:
             raise ValueError(text)
         return None if text == 'None' else plain

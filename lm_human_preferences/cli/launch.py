@@ -57,12 +57,7 @@ class RankHParams(hyperparams.HParams):
     mpi: int | None = option(
         None, 'ranks to start; None: one for each visible GPU, or 1', at_least=1
     )
-    mode: str = option('local', help=None)  # as in the original, which had this one value
-
-    def validate(self) -> None:
-        super().validate()
-        if self.mode != 'local':
-            raise ValueError(f"{self.setting('mode')} is not available: only 'local' is")
+    mode: str = option('local', help=None, one_of=('local',))  # as in the original
 
 
 def validated(hparams: Settings) -> Settings:

@@ -111,13 +111,6 @@ class LabelHParams(hyperparams.HParams):
     web: WebHParams | None = option(None, 'serve a page, with a link for each labeller')
     simulate: SimulateHParams | None = option(None, 'have a reward answer instead of a person')
 
-    def validate(self) -> None:
-        """Check also that there is a name."""
-        if self.labeller is None:
-            labeller = self.option_name('labeller')
-            raise ValueError(f'{labeller} NAME is missing: your answers are saved under this name')
-        super().validate()
-
     def problems(self) -> Iterator[tuple[object, str]]:
         """Check that the ways to answer go together."""
         yield self.web and self.simulate, 'give either {web} or {simulate}'

@@ -245,7 +245,8 @@ class HParams:
             name = self.option_name(f.name)
             value = getattr(self, f.name)
             if value is None and f.default is None and not _is_of_type(None, f.type):
-                raise TypeError(f'{name} must be given: {describe(f.type)}')
+                help = f.metadata.get('help') or describe(f.type)
+                raise TypeError(f'{name} must be given: {help}')
             if not _is_of_type(value, f.type):
                 raise TypeError(f'{name} must be {describe(f.type)}, got {value!r:.80}')
             option_checks.check_accepted(name, f.metadata, value)

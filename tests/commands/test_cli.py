@@ -183,7 +183,7 @@ train_policy sentiment nm --rewards.adaptive_kl=yes
 train_policy sentiment nm --task.query_dataset None
     --task.query_dataset must be text (str), got 'None'
 train_policy sentiment nm --mode slurm
-    --mode slurm is not available: only 'local' is
+    --mode slurm is none of local
 train_policy sentiment nm --rewards.adaptive_kl off --rewards.adaptive_kl.target 3
     --rewards.adaptive_kl.target has no meaning with --rewards.adaptive_kl off: drop one of them
 train_policy sentiment nm --rewards.trained_model /a

@@ -124,7 +124,7 @@ def test_mistakes_are_one_line(tmp_path):
     told = error_of(invoke(f'label {tmp_path}/none --labeller a'))
     assert f'; ./launch.py ask EXPERIMENT {tmp_path}/none makes one' in told
     make_folder(tmp_path / 'f')
-    assert '--labeller NAME is missing' in error_of(invoke(f'label {tmp_path}/f'))
+    assert '--labeller must be given: your name' in error_of(invoke(f'label {tmp_path}/f'))
     assert "--labeller 'a.b'" in error_of(invoke(f'label {tmp_path}/f --labeller a.b'))
     error = error_of(invoke(f'label {tmp_path}/f --labeller sim --simulate on'))
     assert 'judges film reviews only' in error

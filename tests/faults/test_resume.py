@@ -30,7 +30,6 @@ from lm_human_preferences.checkpointing import checkpointer, checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.reward_options import CommandRunHParams
 from lm_human_preferences.runs import run_dir, run_lock
 from lm_human_preferences.utils import event_files
 from lm_human_preferences.utils.logging import Logger
@@ -317,7 +316,7 @@ def test_a_policy_beside_its_reward_model(finished, tmp_path):
 
 
 def hparams_in(directory):
-    return train_reward.HParams(run=CommandRunHParams(save_dir=str(directory)))
+    return train_reward.HParams(run=train_reward.RunHParams(save_dir=str(directory)))
 
 
 def comm_of(rank=0):

@@ -220,7 +220,7 @@ def test_unknown_name(method, argument):
 @pytest.mark.parametrize(
     'settings, error, message',
     [
-        ({'task.query_length': None}, TypeError, '--task.query_length must be given: a whole num'),
+        ({'task.query_length': None}, TypeError, '--task.query_length must be given: tokens of a'),
         ({'ppo.lr': 'a'}, TypeError, "--ppo.lr must be a number (float), got 'a'"),
         ({'ppo.batch_size': 9, 'ppo.nminibatches': 2}, ValueError, '--ppo.batch_size 9 is not a'),
         ({'ppo.batch_size': 16, 'ppo.nminibatches': 4}, AssertionError, '--ppo.batch_size 16 in 4'),
