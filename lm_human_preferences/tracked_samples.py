@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lm_human_preferences import lm_tasks, storage
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import UserError, os_errors_as
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.training.loop import Hook
@@ -94,11 +94,11 @@ class TrackedSamples(Hook):
         lines = []
         for record in self._records(step, rollout):
             lines.append(json.dumps(record, ensure_ascii=False) + '\n')
-        try:
-            with open(self.path, 'ab', buffering=0, opener=storage.open_nofollow) as file:
-                storage.append(file, ''.join(lines).encode(errors='replace'), sync=False)
-        except OSError as e:
-            raise UserError(f'{self.path} cannot be written: {e.strerror}') from e
+        with (
+            os_errors_as(f'{self.path} cannot be written'),
+            open(self.path, 'ab', buffering=0, opener=storage.open_nofollow) as file,
+        ):
+            storage.append(file, ''.join(lines).encode(errors='replace'), sync=False)
 
     def _records(self, step: int, rollout: Rollout) -> list[dict[str, Any]]:
         kls = (rollout.logprobs.double() - rollout.ref_logprobs.double()).sum(1)

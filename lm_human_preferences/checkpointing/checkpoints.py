@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences import storage
@@ -28,7 +29,7 @@ from lm_human_preferences.checkpointing.names import (
     resumable,
     step_of,
 )
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import UserError, os_errors_as
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,12 +48,11 @@ def _listed(directory: str) -> list[str]:
     """Return the checkpoints of `directory` that are listed and exist, the latest last."""
     path = os.path.join(directory, LIST)
     try:
-        with open(storage.cached_path(path), encoding='utf-8', errors='replace') as f:
-            names = parse_checkpoint_file(f.read())
+        with os_errors_as(f'{path} cannot be read'):
+            text = Path(storage.cached_path(path)).read_text(encoding='utf-8', errors='replace')
     except storage.NotFound:
         return []
-    except OSError as e:
-        raise UserError(f'{path} cannot be read: {e.strerror}') from e
+    names = parse_checkpoint_file(text)
     return [name for name in names if os.path.exists(os.path.join(directory, f'{name}{INDEX}'))]
 
 

@@ -190,13 +190,10 @@ class Uploader:
 @contextlib.contextmanager
 def uploaded(url: str, directory: str, pattern: re.Pattern[str]) -> Iterator[None]:
     """Upload a directory during the block, and delete it afterwards unless something failed."""
-    place = storage.join(url, 'access')
-    try:
-        storage.write(place, io.BytesIO())
-        storage.remove(place)
-        known = run_record.processes(url)  # also those of a run that is overwritten
-    except storage.StorageError as e:
-        raise UserError(f'--save_dir: {e}') from e
+    place = storage.join(url, 'access')  # a file that shows whether uploads are allowed
+    storage.write(place, io.BytesIO())
+    storage.remove(place)
+    known = run_record.processes(url)  # also those of a run that is overwritten
     uploader = Uploader(url, directory, pattern, known)
     try:
         yield

@@ -162,15 +162,11 @@ class RewardModelTrainer:
             log_as_original(
                 f'targets: {target_mean} +- {target_std}', f'before normalize: {mean} +- {std}'
             )
-        if not np.isfinite((mean, std)).all():
+        if std == 0 or not np.isfinite((mean, std)).all():
             raise UserError(
                 f'the rewards of {self.settings.normalize_samples} samples are {mean} +- {std}, so'
-                ' they cannot be normalised: lower the learning rate of the reward model'
-            )
-        if std == 0:
-            raise UserError(
-                f'all {self.settings.normalize_samples} sampled rewards are {mean}, so they cannot'
-                ' be normalised; check the labels or set --normalize_samples 0'
+                ' they cannot be normalised: check the labels, or lower the learning rate of the'
+                ' reward model'
             )
         self.reward_model.set_reward_norm(
             old_mean=mean, old_std=std, new_mean=target_mean, new_std=target_std

@@ -129,5 +129,5 @@ def test_rewards_that_are_no_numbers_are_told_in_one_line():
         'train_policy test first --mpi 1 --save_dir None --ppo.total_episodes 64'
         ' --rewards.train_new_model.labels.num_train 64 --rewards.train_new_model.lr 2e38'
     )
-    told = 'the rewards of 256 samples are nan +- nan, so they cannot be normalised: lower the'
+    told = 'the rewards of 256 samples are nan +- nan, so they cannot be normalised: '
     assert last_error_of(result).startswith(told)
