@@ -175,6 +175,14 @@ def test_a_file_has_one_writer(path):
         QuestionWriter(str(path), TASK)
 
 
+def test_nobody_begins_in_a_folder_that_is_damaged(path):
+    opened = make_folder(path)
+    (path / 'answers/bob.jsonl').write_text('nonsense\n')
+    with pytest.raises(UserError, match='bob.jsonl, line 1 is not JSON'):
+        Labeller(opened, 'anna')
+    assert not (path / 'answers/anna.jsonl').exists()
+
+
 def replace(file):
     """As rsync does, and editors that write a new file."""
     new = file.with_name('new')
@@ -235,7 +243,7 @@ def test_undo_goes_back_one_by_one_and_asks_again(path):
         assert labeller.undo().question == asked[1].id
         assert labeller.next_question() == asked[1]
         assert labeller.undo().question == asked[0].id
-        assert labeller.next_question() == asked[0]
+        assert labeller.next_question() == asked[0] and labeller.done() == 0
         labeller.answer(asked[0], 1, 1)
         assert labeller.next_question() == asked[1]
         assert len(labeller.log.taken_back) == 2
