@@ -44,8 +44,8 @@ def read_whole_lines(path: str) -> str:
 
 
 def _read(path: str) -> bytes:
-    local = cached_path(path)
-    with os_errors_as(f'{path} cannot be read', kind=StorageError), open(local, 'rb') as file:
+    error = os_errors_as(f'{path} cannot be read', kind=StorageError)
+    with error, open(cached_path(path), 'rb') as file:
         return file.read()
 
 

@@ -62,7 +62,7 @@ class Blob(Remote):
         if match is None or not is_safe(name):
             raise StorageError(
                 f'{path!r}: give a local path, az://ACCOUNT/CONTAINER/NAME, gs://BUCKET/NAME or '
-                'https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME'
+                'https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME, without * ? [ ] in NAME'
             )
         self.account = match['azure'] or match['https'] or GOOGLE
         self.container = match['container']
