@@ -84,8 +84,12 @@ class RunLabels:
             simulated.simulate(self.labeller, self.score, error=self.online.error)
 
     def _replaced(self, step: int) -> int:
-        """Return how many skipped questions had been replaced when `step` began."""
-        return self.source.asked_until(step) - self.schedule.questions_at(step)
+        """Return how many skipped questions have been replaced up to `step`."""
+        beyond = self.source.asked_until(step) - self.schedule.questions_at(step)
+        if beyond <= 0:
+            return 0
+        _, skipped = count_answered(self.folder)
+        return min(beyond, skipped)  # a resumed run that is longer now has a slower schedule
 
     def missing(self, step: int) -> int:
         """Return the number of labels that `step` lacks; new questions replace skipped ones."""

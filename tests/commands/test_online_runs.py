@@ -286,6 +286,13 @@ def test_skipped_questions_are_asked_anew_as_others(tmp_path, one_by_one, quick)
     assert 2 < given.count('tie') < 22  # which the reward model has learned from
 
 
+def test_a_run_that_is_longer_now_asks_for_no_more_labels(live, tmp_path):
+    """Its schedule is slower, but no question that is there has replaced a skipped one."""
+    directory = shutil.copytree(live, tmp_path / 'run')
+    train(directory, run__resume=True, ppo__total_episodes=1280)
+    assert len(lines_of(directory / 'labels/questions.jsonl')) == 93
+
+
 def test_changed_answers_are_noticed(live, tmp_path):
     directory = tmp_path / 'run'
     shutil.copytree(live / 'labels', directory / 'labels')
