@@ -18,25 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 aten, CUDA = torch.ops.aten, torch.device('cuda:0')
 MEMORY = 40 << 30  # bytes that it has
 
-HALVED = {
-    torch.addmm,
-    torch.baddbmm,
-    torch.bmm,
-    torch.matmul,
-    torch.Tensor.matmul,
-    torch.Tensor.__matmul__,
-    F.linear,
-    F.scaled_dot_product_attention,
-}  # by autocast, of what networks here are made of
-WHOLE = {
-    F.layer_norm,
-    torch.softmax,
-    torch.Tensor.softmax,
-    torch.Tensor.log_softmax,
-    torch.Tensor.sum,
-    torch.Tensor.cumsum,
-    torch.Tensor.exp,
-}
+# By autocast, of what networks here are made of
+HALVED = {torch.addmm, torch.baddbmm, torch.bmm, F.linear, F.scaled_dot_product_attention}
+WHOLE = {F.layer_norm, torch.softmax, torch.Tensor.softmax, torch.Tensor.sum}
 
 
 class Tensor(torch.Tensor):
@@ -62,9 +46,6 @@ class Tensor(torch.Tensor):
 
     def tolist(self):
         return self.cpu().tolist()
-
-    def __repr__(self):
-        return f'{self.host!r} on {CUDA}'
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -145,9 +126,7 @@ def _refuse(func, args, tensors):
         )
     if packet is aten._fused_adam_:
         for alike in zip(*args[:4], strict=True):
-            assert len({(tensor.dtype, tensor.shape, tensor.stride()) for tensor in alike}) == 1, (
-                'not alike'
-            )
+            assert len({(tensor.dtype, tensor.shape, tensor.stride()) for tensor in alike}) == 1
 
 
 class _Operators(TorchDispatchMode):
