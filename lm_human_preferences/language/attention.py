@@ -90,7 +90,7 @@ def attend_by_two_products(
     bias: torch.Tensor,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """Compute `attend` as two products with a softmax between: faster for short rows by oneDNN."""
+    """Compute `attend` as product, softmax, product: faster for short rows with oneDNN."""
     batch, n_head, queries, d = q.shape
     n_group = k.shape[1]
     # Heads that share keys are stacked, as if they were more queries of one head.
@@ -119,8 +119,8 @@ def attend_within_rows(
 ) -> torch.Tensor:
     """Compute causal attention of rows that follow each other without padding, on a GPU.
 
-    q: (tokens, n_head, d). k, v: (tokens, n_group, d). starts: number of tokens before each row,
-    and of all, int32 (batch + 1,). longest: most tokens of a row. Returns (tokens, n_head * d).
+    q: (tokens, n_head, d). k, v: (tokens, n_group, d). starts: see Rows.starts. longest: length of
+    the longest row. Returns (tokens, n_head * d).
     """
     from torch.nn.attention.varlen import varlen_attn  # takes seconds
 
@@ -152,7 +152,7 @@ class KVCache:
         self.length = 0
 
     def extend(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Add `k, v (batch, n_head, n, d)`; return all of the layer's: (2, ..., keys, d)."""
+        """Add `k, v (batch, n_head, n, d)`; return all keys and values (2, ..., keys, d)."""
         if layer == len(self.layers):
             self.layers.append(k.new_zeros(2, *k.shape[:2], self.capacity, k.shape[3]))
         held = self.layers[layer]
@@ -243,7 +243,7 @@ class Rows:
         v: torch.Tensor,
         scale: float | None = None,
     ) -> torch.Tensor:
-        """Compute attention of `q, k, v (tokens, heads, d)` where wanted: (tokens, n_head * d)."""
+        """Compute attention of `q, k, v (tokens, heads, d)` at `read`: (tokens, n_head * d)."""
         if self.is_causal and precision.attends_without_padding(q):
             if self.cache is not None:
                 self.keys_and_values(layer, k, v)
@@ -257,23 +257,26 @@ class Rows:
         return attend(queries, keys, values, bias, scale).flatten(0, 1)
 
     def keys_and_values(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> Any:
-        """Return those of `k, v (tokens, heads, d)` and the cache: (batch, heads, keys, d) each."""
+        """Return keys and values, (batch, heads, keys, d) each, after those in the cache.
+
+        k, v: (tokens, heads, d), which the cache also takes.
+        """
         k, v = self._by_head(k), self._by_head(v)
         return (k, v) if self.cache is None else self.cache.extend(layer, k, v)
 
     def _by_head(self, values: torch.Tensor) -> torch.Tensor:
         """Map `values (tokens, heads, d)` to (batch, heads, length, d)."""
         if self.unpadding.shape[1] == 1 and self.unpadding.indices is None:
-            return values.unsqueeze(2)  # quicker, as sampling is of a tiny network
+            return values.unsqueeze(2)  # fewer operators for each sampled token
         return self.unpadding.pad(values).transpose(1, 2)
 
     def wanted(self, values: torch.Tensor) -> torch.Tensor:
-        """Return those of `values (tokens, ...)` that are at `read`: (batch * n, ...)."""
+        """Select the tokens at `read` from `values (tokens, ...)`: (batch * n, ...)."""
         return values if self.read is None else values.index_select(0, self._tokens_read)
 
     @cached_property
     def starts(self) -> torch.Tensor:
-        """Number of tokens before each row, and of all: int32 (batch + 1,)."""
+        """Offsets of rows in the batch without padding, and its length: int32 (batch + 1,)."""
         batch, length = self.unpadding.shape
         ends = torch.arange(0, batch * length + 1, length, device=self.bias.device)
         return self.unpadding.tokens_before(ends).int()

@@ -97,7 +97,7 @@ class Model(Network):
         return super().initialize(names)
 
     def outputs(self, tokens: torch.Tensor, positions: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Compute outputs: see Network. The last layer computes only the wanted ones."""
+        """Compute outputs: see Network. The last block computes only those that are read."""
         network, unpadding, kept = self.transformer, rows.unpadding, rows.kept
         x = network.wte(unpadding.unpad(tokens)) + network.wpe(unpadding.unpad(positions))
         compute = self._block
@@ -105,7 +105,7 @@ class Model(Network):
             compute = partial(
                 checkpoint, self._block, use_reentrant=False, preserve_rng_state=False
             )
-        # Earlier blocks compute all positions, which the last one needs keys of.
+        # Earlier blocks compute all tokens: the last one needs keys and values of all.
         all_rows = rows if rows.read is None else replace(rows, read=None)
         last = self.sizes.n_layer - 1
         with precision.autocast(x.device):
@@ -126,7 +126,7 @@ class Model(Network):
         return self.transformer.wte.weight, None
 
     def _block(self, i: int, block: Any, x: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Compute `block`, the `i`-th one, of `x (tokens, n_embd)`, where it is wanted."""
+        """Return the outputs of block `i` for `x (tokens, n_embd)` at the tokens of `rows.read`."""
         attn, mlp = block.attn, block.mlp
         qkv = attn.c_attn(block.ln_1(x)).unflatten(1, (3, self.sizes.n_head, -1))
         attended = rows.attend(i, *qkv.unbind(1))

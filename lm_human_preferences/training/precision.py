@@ -28,9 +28,9 @@ class Kernels:
     """Settings of matrix products in this process; the defaults are PyTorch's own way."""
 
     library: Library = 'default'
-    reduced: torch.dtype | None = None  # that layers compute in, if not that of their weights
+    reduced: torch.dtype | None = None  # dtype of layers' products; None: that of their weights
     prepack: Callable[[torch.Tensor], torch.Tensor] | None = None  # reorders weights for oneDNN
-    # Numbers of rows for which frozen weights are prepacked; None: all.
+    # Numbers of rows that are multiplied by prepacked frozen weights; None: any, by any weights
     prepacked_rows: range | None = None
     fuses_attention: bool = True
     flash_attention: bool = False  # of rows without padding, by a GPU in bf16

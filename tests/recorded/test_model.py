@@ -124,17 +124,6 @@ def test_incremental(build, name):
 
 
 @pytest.mark.parametrize('name', [n for n in NAMES if n == 'test'])
-@torch.no_grad()
-def test_padding_repeats_the_last_real_token_and_changes_nothing(build, name):
-    real = torch.tensor([[3, 1, 4, 1, 5]])
-    padding = padding_of(name)
-    padded = torch.tensor([[3, padding, 1, 4, padding, padding, 1, 5, padding]])
-    h = outputs(build(name), padded, padding_token=padding)['h']
-    expected = outputs(build(name), real)['h'][:, [0, 0, 1, 2, 2, 2, 3, 4, 4]]
-    assert_close(h, expected, rtol=1e-5, atol=ATOL)
-
-
-@pytest.mark.parametrize('name', [n for n in NAMES if n == 'test'])
 def test_what_the_model_refuses(build, name):
     net, n_ctx = build(name), build(name).sizes.n_ctx
     with pytest.raises(

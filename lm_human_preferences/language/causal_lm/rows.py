@@ -26,11 +26,11 @@ OWN_ATTENTION = 'sdpa'  # of models that can take ours: it knows neither soft ca
 
 @dataclass(frozen=True)
 class LayerRows(Rows):
-    """Rows that all layers get."""
+    """Rows as the layers of a model get them."""
 
-    read_last: torch.Tensor | None = None  # columns (batch, n) of the last layer; None: all
+    read_last: torch.Tensor | None = None  # columns (batch, n) that the last layer computes
     stops: bool = False  # whether the pass ends at the layer's attention
-    # Of all tokens, where only those that are read are computed.
+    # Keys and values of all tokens, for the last layer, which gets only the tokens that are read
     all_keys_values: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
