@@ -263,11 +263,13 @@ def test_the_mpi_beside_the_launcher_comes_first(tmp_path):
 
 
 @needs_mpi
-def test_no_mpi_library_is_one_line(monkeypatch, tmp_path):
-    monkeypatch.setenv('MPI4PY_LIBMPI', f'{tmp_path}/libmpi.so.12')
-    monkeypatch.delitem(sys.modules, 'mpi4py.MPI', raising=False)
-    with pytest.raises(UserError, match='^MPICH started these .* mpi4py loads no libmpi.so.12 ..*'):
-        meeting.load_mpi(MPICH)
+def test_no_mpi_library_is_one_line(tmp_path):
+    """In a process that has not loaded it yet."""
+    code = 'from lm_human_preferences.distributed.meeting import *\n'
+    code += 'try: load_mpi(launch_methods.MPICH)\nexcept UserError as error: print(error)'
+    variables = {'PYTHONPATH': str(REPOSITORY), 'MPI4PY_LIBMPI': f'{tmp_path}/libmpi.so.12'}
+    told = output_of([sys.executable, '-c', code], {**os.environ, **variables})
+    assert told.startswith('MPICH started these ranks, but mpi4py loads no libmpi.so.12 (')
 
 
 def test_ranks_of_another_mpi_are_recognised(monkeypatch):
