@@ -236,7 +236,7 @@ def read(directory: str) -> TokeniserEncoding:
 
 
 def encoding_of_adapter(directory: str, of_base: Encoding) -> Encoding:
-    """Return the encoding of an adapter: of the tokeniser beside it, else that of its base."""
+    """Return the encoding of an adapter: by its own tokeniser, or else its base's."""
     beside = _tokeniser_in(directory)
     if TOKENISER not in beside:
         return of_base
@@ -298,9 +298,9 @@ def for_people(encoder: Encoder, is_chat: bool | None) -> Encoder:
 
 
 def unnamed_ids_are_of_gpt2(model: Encoding | Encoder) -> bool:
-    """Return whether token ids without the name of an encoding are GPT-2's.
+    """Return whether token ids in a file that names no encoding are GPT-2's.
 
-    They are for models with a tokeniser of their own; for others they are of the model's encoding.
+    True for models with a tokeniser of their own; else they are ids of the model's encoding.
     """
     return isinstance(model, TokeniserEncoding | TokeniserEncoder)
 

@@ -33,7 +33,7 @@ _TABLE = re.compile(
     r'\.((base_layer\.)?(?P<whole>weight)$)?'
 )
 SAVED = 'modules_to_save.'  # if the vocabulary grew, a whole layer is saved also under this
-# Advice on adapters that were saved from weights that were not all there, or not unwrapped.
+# Advice for adapters that were saved without some of their weights, or still wrapped.
 _AGAIN = (
     'save it again by `save_pretrained` of the PEFT model, unwrapped; under DeepSpeed ZeRO-3 gather'
     ' its weights first'
