@@ -97,7 +97,8 @@ def _assign_by_position(
         given[key] = by_position.pop(0)
     if by_position:
         raise UserError(
-            f'unexpected argument {by_position[0]!r}: options are given as --name value'
+            f'unexpected argument {by_position[0]!r}: options are given as --name value, and a'
+            ' switch takes true, false, on or off'
         )
 
 

@@ -171,7 +171,11 @@ train_policy sentiment nm --wxyz
 train_policy sentiment nm -ppo.lr=1e-6
     -ppo.lr=1e-6: options begin with two dashes: --ppo.lr=1e-6
 train_policy sentiment nm False 1 local /s more
-    unexpected argument 'more': options are given as --name value
+    unexpected argument 'more': options are given as --name value, and a switch takes true, false,
+    on or off
+train_policy sentiment nm --run.evaluate maybe
+    unexpected argument 'maybe': options are given as --name value, and a switch takes true, false,
+    on or off
 train_policy sentiment nm --task.query_prefix
     --task.query_prefix needs a value
 train_policy sentiment nm --ppo.batch_size=inf

@@ -84,8 +84,6 @@ def test_a_label_type_with_the_methods_of_the_original_learns(tmp_path, monkeypa
     'statement, advice',
     [
         ('from lm_human_preferences.utils import launch', 'in launch.py, list trials in policy_ex'),
-        ('from lm_human_preferences.utils.launch import launch_trials', 'in launch.py, list trial'),
-        ('from lm_human_preferences.utils import gcs', 'call storage.cached_path(url), read_text'),
         ('import lm_human_preferences.utils.gcs', 'call storage.cached_path(url), read_text(url)'),
         ('from lm_human_preferences.utils.core import minimize', 'use training.optimizer.Adam;'),
         ('core.mpi_session', 'PyTorch has no session: functions take tensors or arrays;'),
