@@ -34,7 +34,12 @@ class ScoringModel(Protocol):
 
 @runtime_checkable
 class HasStats(Protocol):
-    """Reward with statistics besides the score: numbers (batch,) by name."""
+    """Reward with statistics besides the score: numbers (batch,) by name.
+
+    blocks: those of the reference whose inputs it reads.
+    """
+
+    blocks: Sequence[int]
 
     def score_and_stats(
         self, queries: torch.Tensor, responses: torch.Tensor, states: torch.Tensor | None = None

@@ -54,7 +54,7 @@ def build_trainer(phase: TrainPolicy, initial_model: TrainedModel, comm: Comm) -
         score_fn=make_score_fn(settings.task, reward_model),
         roles=source.networks,
         reward_networks=rewards.networks_of(reward_model),
-        reward_blocks=source.blocks(ref_policy),
+        reward_blocks=reward_model.blocks if isinstance(reward_model, rewards.HasStats) else (),
         comm=comm,
         **learning_settings(settings, encoder, comm),
     )

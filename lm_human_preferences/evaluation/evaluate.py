@@ -129,13 +129,12 @@ def file_names(options: HParams) -> tuple[str, str]:
 
 
 def _in_a_name(value: Any) -> str:
-    """Return a setting's value for the name of a file; a text changed for it gets a digest."""
-    if not isinstance(value, str):
-        return str(value)
-    readable = re.sub(r'[^a-z0-9_.]+', '-', value.lower())[-LONGEST_WORD:].strip('-.')
-    if readable == value:
-        return value
-    return f'{readable}-{hashlib.sha256(value.encode()).hexdigest()[:8]}'
+    """Return the value of a setting as a part of a file's name; with its digest if it differs."""
+    text = str(value)
+    readable = re.sub(r'[^a-z0-9_.]+', '-', text.lower())[-LONGEST_WORD:].strip('-.')
+    if readable == text:
+        return text
+    return f'{readable}-{hashlib.sha256(text.encode()).hexdigest()[:8]}'
 
 
 def last_kl_coef(save_dir: str, hparams: policy_options.HParams) -> float | None:

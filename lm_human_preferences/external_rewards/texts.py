@@ -51,6 +51,8 @@ class TextReward:
     columns: {padded tokens of a query: its other fields in the query file}.
     """
 
+    blocks = ()
+
     def __init__(self, scorer: TextScorer, encoding: Encoding, *, chat: bool = False) -> None:
         self.scorer = scorer
         self.encoder = encoding.get_encoder()

@@ -17,9 +17,8 @@ from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.runs.run_files import FROZEN_HEAD as FILE
 from lm_human_preferences.storage.schema import matches_schema
 
-# Keys in the file's metadata: the head's model and task, as JSON; digest of that and the tensors,
-# which earlier versions did not write
-ABOUT, DIGEST = 'about', 'sha256'
+ABOUT = 'about'  # key in the file's metadata: the head's model and task, as JSON
+DIGEST = 'sha256'  # key in that, which earlier versions did not write
 # Errors that wrong values in its file cause
 _WRONG_KINDS = (AttributeError, LookupError, TypeError, ValueError)
 SMALLEST_DEVIATION = 1e-6  # of features, or of scores: less is only rounding
@@ -72,14 +71,14 @@ class Head:
         from safetensors.torch import save
 
         tensors = {name: each.float().contiguous() for name, each in vars(self).items()}
-        text = json.dumps(about)
-        metadata = {ABOUT: text, DIGEST: _digest(tensors, text)}
-        storage.write_bytes(storage.join(directory, FILE), save(tensors, metadata))
+        # One entry, as safetensors writes several in any order.
+        text = json.dumps({**about, DIGEST: _digest(tensors, about)})
+        storage.write_bytes(storage.join(directory, FILE), save(tensors, {ABOUT: text}))
 
 
-def _digest(tensors: Mapping[str, torch.Tensor], about: str) -> str:
+def _digest(tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> str:
     """Return the SHA-256 of all that a file holds."""
-    digest = hashlib.sha256(about.encode())
+    digest = hashlib.sha256(json.dumps(about).encode())
     for name in sorted(tensors):
         digest.update(tensors[name].cpu().numpy().tobytes())
     return digest.hexdigest()
@@ -109,11 +108,10 @@ def load(directory: str) -> tuple[Head, dict[str, Any]]:
     names = [field.name for field in dataclasses.fields(Head)]
     try:
         with safe_open(path, 'pt') as file:
-            metadata = file.metadata()
-            about = json.loads(metadata[ABOUT])
+            about = json.loads(file.metadata()[ABOUT])
             head = Head(**{name: file.get_tensor(name) for name in names})
-        digest = _digest(vars(head), metadata[ABOUT])
-        if metadata.get(DIGEST, digest) != digest:
+        digest = about.pop(DIGEST, None)
+        if digest not in (None, _digest(vars(head), about)):
             raise ValueError('it is not as it was written')
         _check_about(about, head.mean.numel())
         _check(head)

@@ -9,7 +9,6 @@ from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.datasets.jsonl import Query
 from lm_human_preferences.errors import OptionError, UserError, about_option
 from lm_human_preferences.external_rewards.by_name import text_scorer
-from lm_human_preferences.external_rewards.function import FunctionScorer
 from lm_human_preferences.external_rewards.texts import TextReward
 from lm_human_preferences.frozen_head.head import is_head, load
 from lm_human_preferences.frozen_head.reward import FrozenReward, checked
@@ -23,7 +22,7 @@ from lm_human_preferences.rewards import (
     TrainedRewardModel,
     check_encoding,
 )
-from lm_human_preferences.runs import reward_function, run_files
+from lm_human_preferences.runs import run_files
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.training import precision
 
@@ -94,16 +93,7 @@ def load_saved(saved: TrainedModel) -> LearnedReward:
     return load_learned(saved.name, saved.encoding)
 
 
-def reward_of_function(
-    source: reward_function.Source, encoding: Encoding, task: lm_tasks.TaskHParams
-) -> TextReward:
-    """Return the reward by a function of the user's, for queries of `task`."""
-    reward = TextReward(FunctionScorer(source), encoding, chat=task.chat)
-    _give_columns(reward, task)
-    return reward
-
-
-def _give_columns(reward: TextReward, task: lm_tasks.TaskHParams) -> None:
+def give_columns(reward: TextReward, task: lm_tasks.TaskHParams) -> None:
     """Give a function that asks for columns those of the task's queries."""
     if reward.scorer.asks_for_columns:
         reward.columns = lm_tasks.query_columns(task, reward.encoder)
@@ -123,5 +113,5 @@ def load_judge(name: str, encoding: Encoding, task: lm_tasks.TaskHParams) -> Fro
     with about_option('--judge'):
         judge = load_reward_model(name, encoding, chat=task.chat, may_be_code=True)
         if isinstance(judge, TextReward):
-            _give_columns(judge, task)
+            give_columns(judge, task)
         return judge

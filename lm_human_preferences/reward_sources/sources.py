@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from lm_human_preferences import lm_tasks, rewards, storage
@@ -17,10 +16,10 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import OptionError
 from lm_human_preferences.external_rewards.classifier import Classifier, is_classifier
 from lm_human_preferences.external_rewards.function import FunctionScorer
-from lm_human_preferences.external_rewards.texts import TextScorer
+from lm_human_preferences.external_rewards.texts import TextReward, TextScorer
 from lm_human_preferences.frozen_head import head
 from lm_human_preferences.frozen_head import reward as frozen
-from lm_human_preferences.frozen_head.features import blocks_of, n_features
+from lm_human_preferences.frozen_head.features import n_features
 from lm_human_preferences.language import weights
 from lm_human_preferences.reward_models import locations
 from lm_human_preferences.reward_sources import loading
@@ -84,10 +83,6 @@ class RewardSource:
         chat, members = self.task.chat, self.members
         return loading.load_reward_model(name, encoding, chat=chat, members=members, base=base)
 
-    def blocks(self, reference: Policy) -> Sequence[int]:
-        """Return the blocks of the reference whose inputs the reward reads."""
-        return ()
-
     def place_in(self, save_dir: str) -> str:
         """Return the name by which the reward of a run is loaded; its own copy may be newer."""
         return self.name
@@ -145,7 +140,9 @@ class FunctionSource(RewardSource):
     ) -> loading.FrozenRewardModel:
         """Return the reward that the code computes."""
         assert self.code is not None, 'see pinned'
-        return loading.reward_of_function(self.code, encoding, self.task)
+        reward = TextReward(self.scorer(), encoding, chat=self.task.chat)
+        loading.give_columns(reward, self.task)
+        return reward
 
     def scorer(self) -> FunctionScorer:
         assert self.code is not None, 'see pinned'
@@ -226,9 +223,6 @@ class _OnReference(RewardSource):
     role = ''
 
     pessimism: float = 0.0
-
-    def blocks(self, reference: Policy) -> Sequence[int]:
-        return blocks_of(reference.model.sizes.n_layer)
 
     def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
         """Return the head that rank 0 reads, on the states of `reference`."""

@@ -243,6 +243,7 @@ def random_head(reference):
 class Unsure:
     encoder = encodings.Test.get_encoder()
     padding_token = encoder.padding_token
+    blocks = ()
 
     def score_and_stats(self, queries, responses, states=None):
         return torch.tensor([3.0, 3.0]), {'score_std': torch.tensor([1.0, 2.0])}

@@ -389,7 +389,7 @@ def test_a_function_reads_a_chat_without_its_marks(monkeypatch):
         told.append(chat)
         return TextReward(scorer, encoding, chat=chat)
 
-    monkeypatch.setattr(loading, 'TextReward', made)
+    monkeypatch.setattr(sources, 'TextReward', made)
     hparams = resolved('train_policy', 'test', {'task.chat': True})
     code = reward_function.Source('x.py:score', 'def score(queries, responses): return [0]')
     source = sources.FunctionSource(code.name, hparams.task, 1, code)
