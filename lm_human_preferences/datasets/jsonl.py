@@ -28,6 +28,8 @@ def read_jsonl(path: str) -> list[str]:
 
 def read_queries(path: str) -> list[Query]:
     """Return the queries of JSON lines or a table; UserError names the first bad line."""
+    if path.lower().endswith('.parquet'):
+        raise UserError(f'{path} is Parquet, which is not read: convert it to JSON lines or CSV')
     read = storage.read_table if storage.is_table(path) else storage.read_json_lines
     return list(itertools.starmap(_query, read(path)))
 

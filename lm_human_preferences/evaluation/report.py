@@ -100,17 +100,16 @@ def margin(values: Point, name: str, queries: int) -> float | None:
     return student.quantile(queries - 1) * error
 
 
-def _is_unknown(values: Point) -> bool:
+def _has_few_samples(values: Point) -> bool:
     """Return whether samples tell too little about the best policy at the KL of a point."""
     effective = values.get('effective_samples')  # None of rewards that are not finite
-    has_few = effective is not None and effective < FEW_SAMPLES
-    return has_few or values.get('frontier', 0) is None
+    return effective is not None and effective < FEW_SAMPLES
 
 
 def not_finite(results: dict[str, Any], reward: str) -> list[str]:
     """Return the labels of points whose KL or reward is infinite or NaN: None in results."""
     found = points_of(results, reward).values()
-    return [label for label, of in found if not is_known(of) and not _is_unknown(of)]
+    return [label for label, of in found if not is_known(of) and not _has_few_samples(of)]
 
 
 def remarks(results: dict[str, Any], reward: str) -> list[str]:
@@ -125,7 +124,10 @@ def remarks(results: dict[str, Any], reward: str) -> list[str]:
     broken = not_finite(results, reward)
     if broken:
         return [*lines, f'WARNING: the KL or the reward of {", ".join(broken)} is not finite']
-    unknown = [label for label, values in points.values() if _is_unknown(values)]
+    unknown = []
+    for label, values in points.values():
+        if _has_few_samples(values) or values.get('frontier', 0) is None:
+            unknown.append(label)
     if unknown:
         lines.append(
             f'-: too few samples to tell the best there is at the KL of {", ".join(unknown)};'

@@ -49,7 +49,7 @@ class Fitted(NamedTuple):
         """Return a warning where labels may have taught the head nothing; None otherwise."""
         if self.knows:
             return None
-        more = 'more labels may show more, or it is not in the hidden states at all'
+        more = 'more labels may help, unless the hidden states do not hold what they prefer'
         if self.gain is None or self.least_gain is None:
             more = f'labels about at least {student.FEWEST} queries are needed to know it'
         return (

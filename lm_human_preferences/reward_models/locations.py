@@ -93,10 +93,11 @@ def reward_model_dir(path: str) -> str:
 
 
 def _with_its_head(directory: str) -> str:
-    """Return a reward model's directory; UserError if a head was fitted and its file is missing."""
-    file = storage.join(directory, run_files.FROZEN_HEAD)
-    is_whole = storage.exists(file) or storage.exists(storage.join(directory, 'checkpoints'))
-    if not is_whole and os.path.basename(directory.rstrip('/')) == run_files.REWARD.network:
+    """Return a directory; UserError if it is of a local run's head, whose file is missing."""
+    file = os.path.join(directory, run_files.FROZEN_HEAD)
+    has_weights = os.path.exists(file) or os.path.exists(os.path.join(directory, 'checkpoints'))
+    is_of_run = os.path.basename(directory.rstrip('/')) == run_files.REWARD.network
+    if is_of_run and not has_weights and not storage.is_remote(directory):
         settings = run_settings.reward_settings_of(directory)
         if settings is not None and settings.is_head:
             raise UserError(f'{file} is missing, which the training of this head has written')

@@ -310,7 +310,8 @@ def test_the_picture_has_a_name_and_a_mark_for_each_point(drawn, tmp_path):
 def test_numbers_that_are_not_finite_are_said_and_not_drawn(drawn, tmp_path):
     """Of a network that gives infinite numbers."""
     results, broken = results_of(), ['policy', 'base', *(f'best_of_{n}' for n in report.BEST_OF)]
-    nothing = {'kl': None, 'reward': None, 'share': None, 'effective_samples': None}
+    names = ('kl', 'reward', 'frontier', 'share', 'effective_samples')
+    nothing = dict.fromkeys(names)
     for points in results['rewards'].values():
         for name in broken:
             points[name] = {**points[name], **nothing, 'standard_errors': nothing}
