@@ -224,8 +224,7 @@ class Rows:
 
     bias: see attention_bias. is_causal: whether the bias only hides later tokens and padding.
     cache: keys and values of the tokens before, or None. read: the only columns (batch, n) whose
-    outputs are read, which have no meaning at padding; None: all. kept: stores the inputs of its
-    blocks at `read`.
+    outputs are read; None: all. kept: stores the inputs of its blocks at `read`.
     """
 
     unpadding: Unpadding

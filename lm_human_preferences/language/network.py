@@ -181,14 +181,12 @@ class Network(nn.Module, ABC):
     ) -> torch.Tensor:
         """Return outputs (batch, n, 1 + length, n_embd) at a prompt's end and each token behind it.
 
-        prompt: (batch, prompt_length), computed once. completions: (batch, n, length); outputs at
-        their padding have no meaning. kept: stores the inputs of its blocks at the same places.
+        prompt: (batch, prompt_length), computed once. completions: (batch, n, length). kept: stores
+        the inputs of its blocks at the same places.
         """
         rows = _behind_prompt(prompt, completions)
         start = prompt.shape[1]
-        ends = last_present(rows[..., :start] != padding_token)[..., -1:]
-        behind = torch.arange(start, rows.shape[2], device=rows.device)
-        columns = torch.cat([ends, behind.expand(*rows.shape[:2], -1)], dim=2)
+        columns = last_present(rows != padding_token)[..., start - 1 :]
         return self._in_one_row(rows, start, columns, padding_token, kept)
 
     def _in_one_row(

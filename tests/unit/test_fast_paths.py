@@ -102,9 +102,11 @@ def test_several_responses_to_one_query(net, n, share):
     if share:
         responses[0, 0] = PADDING
     rows = torch.cat([queries.repeat_interleave(n, dim=0), responses.flatten(0, 1)], dim=1)
-    reference = torch.stack([plain(net, row)[-1] for row in rows])
-    found = net.last_hidden(queries, responses, PADDING)
+    reference = torch.stack([plain(net, row)[QUERY - 1 :] for row in rows])
+    found = net.completion_hidden(queries, responses, PADDING)
     assert_same(net, found.flatten(0, 1), reference)
+    ends = net.last_hidden(queries, responses, PADDING).flatten(0, 1)
+    assert_norm_close(ends.detach(), reference[:, -1].detach(), rtol=1e-5)
 
 
 def test_a_context_that_is_too_long_is_refused_before_anything_is_sampled(net):
