@@ -281,9 +281,6 @@ def test_what_a_run_learned_from_is_recorded(tmp_path):
     assert (first['source'], first['found'], first['learned_from']) == (str(folder), 40, 40)
     assert first['answers'] == first['labellers'] == {'anna': 40} and len(first['digest']) == 64
     assert first['simulated'] == 40 and first['held_out'] == first['held_out_queries'] == 0
-    again = succeed(f'resume {tmp_path}/run').stdout
-    assert f'The reward model in {tmp_path}/run/reward_model is finished' in again
-    assert 'settings:' not in again
     make_folder(folder, 8, seed=1)
     with Labeller(LabelFolder(str(folder)), 'anna') as anna:
         simulate(anna, score_small_tokens)
