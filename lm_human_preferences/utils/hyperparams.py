@@ -122,6 +122,16 @@ class HParams:
             self.check_values()
         note_unknown(filename, tuple(self.unknown_names()))
 
+    def override_from_str(self, hparam_str: str) -> None:
+        """Override from 'x.y=1,name=text', in which no text holds a comma."""
+        parsed = {}
+        for setting in hparam_str.split(','):
+            key, is_setting, text = setting.partition('=')
+            if not is_setting:
+                raise ValueError(f'{setting!r} is not NAME=VALUE')
+            parsed[key] = parse(self._field(key).type, text)
+        self.override_from_dict(parsed)
+
     def override_from_dict(self, flat_dict: dict[str, Any]) -> None:
         """Override from {'x.y': 1}; 'on' makes a new group. AttributeError if a group is off."""
         groups = {key: group_class(self._field(key).type) for key in flat_dict}

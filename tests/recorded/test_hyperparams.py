@@ -60,8 +60,6 @@ def _override(hparams, method, argument):
         nested = json.loads(argument) if method == 'parse_json' else argument
         hparams.override_from_nested_dict(nested)
         return
-    if method == 'override_from_str':
-        method, argument = 'override_from_str_dict', dict(_settings((method, argument)))
     if method == 'override_from_str_dict':
         method = 'override_from_dict'
         argument = {
