@@ -59,33 +59,32 @@ class ProgressBar(Hook):
 class Table(Hook):
     """Hook that prints the first and last step, and those between, as lines of a table on rank 0.
 
-    unit: what a training learns from, such as episodes. amounts: returns the units learned from so
-    far, and in total. columns: {heading: (width, number format)}. values: returns the values of the
-    columns from the statistics of the last step.
+    unit: what a training learns from, such as episodes. units_after: returns how many units a
+    number of steps has learned from. columns: {heading: (statistic, width, number format)}.
     """
 
     def __init__(
         self,
         trainer: Trainer,
         unit: str,
-        amounts: Callable[[], tuple[int, int]],
-        columns: Mapping[str, tuple[int, str]],
-        values: Callable[[Mapping[str, float]], list[float]],
+        units_after: Callable[[int], int],
+        columns: Mapping[str, tuple[str, int, str]],
     ) -> None:
         self.trainer = trainer
-        self.amounts = amounts
-        self.values = values
+        self.units_after = units_after
+        self.statistics = [name for name, _, _ in columns.values()]
         speed = f'{unit}/s'
-        first = {'step': (11, ''), unit: (9, '')}
-        self.columns = {
-            **first,
-            **columns,
-            speed: (max(9, len(speed)), '.0f'),
-            'time left': (9, ''),
-        }
+        self.formats = {'step': (11, ''), unit: (9, '')}
+        for head, (_, width, number_format) in columns.items():
+            self.formats[head] = width, number_format
+        self.formats |= {speed: (max(9, len(speed)), '.0f'), 'time left': (9, '')}
         self.has_head = False
-        self.before, _ = amounts()
+        self.before = units_after(trainer.steps_done)
         self.began = time.monotonic()
+
+    def values(self, stats: Mapping[str, float]) -> list[float]:
+        """Return the numbers of a line from the statistics of the last step."""
+        return [stats[name] for name in self.statistics]
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
         """Print a line if it is due."""
@@ -93,15 +92,15 @@ class Table(Hook):
         is_due = step in (1, steps) or step % interval == 0
         if self.trainer.comm.rank != 0 or not is_due:
             return
-        done, total = self.amounts()
+        done, total = self.units_after(step), self.units_after(steps)
         rate = (done - self.before) / max(time.monotonic() - self.began, 1e-9)
         left = tqdm.format_interval((total - done) / rate)
         cells = []
         values = (f'{step}/{steps}', done, *self.values(stats), rate, left)
-        for value, (width, number_format) in zip(values, self.columns.values(), strict=True):
+        for value, (width, number_format) in zip(values, self.formats.values(), strict=True):
             cells.append(f'{format(value, number_format):>{width}}')
         if not self.has_head:
-            heads = (f'{head:>{width}}' for head, (width, _) in self.columns.items())
+            heads = (f'{head:>{width}}' for head, (width, _) in self.formats.items())
             log_in_summary('', ' '.join(heads))
             self.has_head = True
         log_in_summary(' '.join(cells))

@@ -123,14 +123,10 @@ def policy_table(trainer: PPOTrainer) -> Table:
     if not trainer.reward_blocks:
         del columns['spread']
 
-    def amounts() -> tuple[int, int]:
-        return trainer.episodes_done, trainer.total_episodes
+    def episodes_after(steps: int) -> int:
+        return steps * trainer.ppo.batch_size
 
-    def values(stats: Mapping[str, float]) -> list[float]:
-        return [stats[name] for name, _, _ in columns.values()]
-
-    formats = {head: (width, number_format) for head, (_, width, number_format) in columns.items()}
-    return Table(trainer, 'episodes', amounts, formats, values)
+    return Table(trainer, 'episodes', episodes_after, columns)
 
 
 def most_kl(settings: HParams) -> float:

@@ -273,16 +273,6 @@ class PPOTrainer:
         return self.ppo.nupdates
 
     @property
-    def episodes_done(self) -> int:
-        """Episodes learned from."""
-        return self.steps_done * self.ppo.batch_size
-
-    @property
-    def total_episodes(self) -> int:
-        """Episodes of the whole training, in whole batches."""
-        return self.total_steps * self.ppo.batch_size
-
-    @property
     def variable_names(self) -> VariableNames:
         """Names of `tensors` in checkpoints."""
         return self.policy.model.variable_names

@@ -19,29 +19,25 @@ def reward_hooks(
     interval = phase.settings.run.save_interval
     return [
         ProgressBar(trainer, name=phase.name, unit='batch', per_step=1, shown=shown),
-        reward_table(trainer),
+        RewardTable(trainer),
         HealthMonitor(phase.run.on_anomaly, trainer, checkpointer, ['loss']),
         HeldOut(trainer),
         Checkpoints(trainer, checkpointer, interval),
     ]
 
 
-def reward_table(trainer: RewardModelTrainer) -> Table:
-    """Return the hook that prints a reward model's table: the mean loss since the last line."""
-    batches = trainer.batches
-    printed = 0  # number of batches that earlier lines have covered
+class RewardTable(Table):
+    """Table with the mean loss since the last line."""
 
-    def amounts() -> tuple[int, int]:
-        return trainer.labels_done, trainer.total_labels
+    def __init__(self, trainer: RewardModelTrainer) -> None:
+        super().__init__(trainer, 'labels', trainer.labels_after, {'loss': ('loss', 8, '.3f')})
+        self.batches = trainer.batches
+        self.printed = 0  # number of batches that earlier lines have covered
 
-    def values(stats: Mapping[str, float]) -> list[float]:
-        """Return the mean loss of the batches since the last line."""
-        nonlocal printed
-        loss = mean_loss(batches[printed:])
-        printed = len(batches)
-        return [loss]
-
-    return Table(trainer, 'labels', amounts, {'loss': (8, '.3f')}, values)
+    def values(self, stats: Mapping[str, float]) -> list[float]:
+        new = self.batches[self.printed :]
+        self.printed += len(new)
+        return [mean_loss(new)]
 
 
 class HeldOut(Hook):

@@ -83,8 +83,8 @@ class RewardModelTrainer:
     def step(self) -> dict[str, float]:
         """Learn from the next batch of labels; return the logged statistics."""
         assert self.order is not None, 'see prepare'
-        end = self.labels_after(self.steps_done + 1)
-        batch = self.order[self.labels_done : end]
+        done = self.labels_after(self.steps_done)
+        batch = self.order[done : self.labels_after(self.steps_done + 1)]
         lr = (1 - self.steps_done / self.total_steps) * self.settings.lr
         return self.train_batch(batch[self.comm.rank :: self.comm.size], lr=lr)
 
@@ -92,16 +92,6 @@ class RewardModelTrainer:
         """Return how many labels of all epochs are learned after `steps`; see steps_of_epoch."""
         epoch, steps_of_this = divmod(steps, self.steps_of_epoch)
         return epoch * self.num_train + steps_of_this * self.settings.batch_size
-
-    @property
-    def labels_done(self) -> int:
-        """Labels of all epochs that are learned."""
-        return self.labels_after(self.steps_done)
-
-    @property
-    def total_labels(self) -> int:
-        """Labels of all epochs."""
-        return self.settings.epochs * self.num_train
 
     def finish(self) -> None:
         """Normalise rewards of the initial policy's samples to 0 +- 1, if the settings say so."""

@@ -96,10 +96,11 @@ def test_a_line_of_the_policy_has_its_speed_and_the_time_left(capsys, monkeypatc
     logging.configure_console('summary')
     now = [100.0]
     monkeypatch.setattr(hooks, 'time', SimpleNamespace(monotonic=lambda: now[0]))
-    trainer = trainer_of(total_steps=4, episodes_done=128, total_episodes=512, reward_blocks=())
+    trainer = trainer_of(
+        total_steps=4, steps_done=1, ppo=SimpleNamespace(batch_size=128), reward_blocks=()
+    )
     table = policy_hooks.policy_table(trainer)
     now[0] += 8
-    trainer.episodes_done = 256
     stats = dict.fromkeys((f'objective/{name}' for name in NAMES), 0.5) | {'ppo/loss/total': 0.5}
     table.after_step(2, stats | {'objective/kl': -0.001})
     row = capsys.readouterr().out.splitlines()[-1].split()
