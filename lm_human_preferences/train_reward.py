@@ -80,7 +80,6 @@ def train_models(run: session.Run, left: Sequence[TrainReward]) -> Prediction | 
     for phase in left:
         explained = memory.explain_oom(phase.settings.option_name('micro_batch_size'))
         with explained, run.checkpointer(phase.files, max_to_keep=2) as checkpointer:
-            labels.go_on()
             initial_model = run.prepare(phase, checkpointer)
             trainer = build_trainer(phase, initial_model, comm, labels)
             run.restore(trainer, phase, initial_model, checkpointer)

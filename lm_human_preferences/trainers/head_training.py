@@ -38,7 +38,6 @@ def train(run: session.Run, phase: FitHead) -> Prediction | None:
         comm.broadcast_(reference.get_params())
     run.begin(phase, initial_model, settings.run.seed)
     labels = TrainingLabels(phase, comm)
-    labels.go_on()
     labels.load(initial_model.encoding)
     labels.split(reference)
     if comm.rank == 0:

@@ -29,20 +29,14 @@ class TrainingLabels:
         self.are_recorded = False  # whether this process has recorded them
         self._loaded: label_files.LoadedLabels | None = None
         self._recorded: Mapping[str, Any] = {}  # by this or an earlier process
-        self._lines: dict[str, int] | None = None  # {labeller: lines to read}; None: all
-
-    def go_on(self) -> None:
-        """Have a resumed training read only the answers of a folder that it began with."""
-        if self.are_recorded:
-            return
-        directory = self.settings.run.directory
-        if self.phase.run.resume and directory is not None:
-            self._recorded = self.comm.on_rank_0(lambda: self._read(directory))
+        directory, command = self.settings.run.directory, phase.command.command
+        if phase.run.resume and directory is not None:
+            self._recorded = comm.on_rank_0(
+                lambda: run_record.training(directory, command)['labels']
+            )
+        # A resumed training reads only the answers of a folder that it began with.
         lines = self._recorded.get('answers')
-        self._lines = lines if are_line_counts(lines) else None
-
-    def _read(self, directory: str) -> dict[str, Any]:
-        return run_record.training(directory, self.phase.command.command)['labels']
+        self._lines = lines if are_line_counts(lines) else None  # {labeller: lines}; None: all
 
     def load(self, encoding: Encoding) -> None:
         """Load and check the labels, unless they are made from responses of the initial policy."""
