@@ -558,11 +558,8 @@ HOSTILE = {
     'no kind': ({}, {'peft_type': 3}, 'does not describe adapters'),
     'kind': ({}, {'peft_type': 'PREFIX_TUNING'}, 'of the kind PREFIX_TUNING cannot be merged'),
     'import': ({}, {'megatron_config': {'a': 1}, 'megatron_core': 'this'}, 'megatron_config'),
-    'no pattern': (
-        {},
-        {'alpha_pattern': {'(': 4}},
-        'PEFT cannot merge it: missing ), unterminated',
-    ),
+    'no pattern': ({}, {'alpha_pattern': {'(': 4}}, 'a pattern for names of layers fails: '),
+    'endless': ({}, {'rank_pattern': {'([a-z0-9_.]+)+!': 4}}, 'layers takes more than'),
     'no tensors': (None, {}, 'holds no adapters: save it again'),
     'base': ({}, {'base_model_name_or_path': '/nowhere/at/all'}, "unknown model '/nowhere/at/all'"),
     'no base': ({}, {'base_model_name_or_path': None}, 'base_model_name_or_path is None: set it'),
@@ -571,7 +568,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize('case', HOSTILE)
-def test_hostile_adapters_are_refused_in_one_line(tmp_path, case):
+def test_hostile_adapters_are_refused_in_one_line(tmp_path, case, monkeypatch):
+    monkeypatch.setattr(peft_files, 'PATTERN_SECONDS', 1)
     tensors, settings, told = HOSTILE[case]
     model = make_model(tmp_path / 'model', 'llama')
     if settings.get('base_model_name_or_path') == 'HERE':

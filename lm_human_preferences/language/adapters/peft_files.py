@@ -1,8 +1,11 @@
 """PEFT directories: adapters of others, which PEFT loads and merges, and ours, written for it."""
 
 import functools
+import json
 import os
 import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +42,17 @@ _AGAIN = (
     ' its weights first'
 )
 TOLERANCE = 1e-4  # of the largest logit, between an adapter beside its base and merged into it
+PATTERN_SECONDS = 5
 _OF_PROMPTS = ('PROMPT_TUNING', 'MULTITASK_PROMPT_TUNING', 'P_TUNING', 'PREFIX_TUNING')
+# Matches all patterns, in the forms that PEFT gives them, with all names.
+_MATCH = """
+import json, re, sys
+patterns, names = json.load(sys.stdin)
+for pattern in patterns:
+    for name in names:
+        re.fullmatch(pattern, name), re.match(rf'(.*\\.)?({pattern})$', name)
+        re.match(rf'.*\\.[^.]*\\.({pattern})\\.(\\d+)\\.', name)
+"""
 
 
 class PeftWeights(LibraryWeights):
@@ -69,6 +82,7 @@ def merged(directory: str, model: Any) -> Any:
     path = storage.join(directory, WEIGHTS)
     tensors = _tensors_of(path)
     folder = os.path.dirname(storage.cached_path(path))
+    check_patterns(directory, [name for name, _ in model.named_modules()])
     changes = changes_of(directory)
     import peft  # takes seconds
 
@@ -127,6 +141,31 @@ def _untie(model: Any) -> None:
     for layer in modules:
         if isinstance(layer, nn.Linear) and id(layer.weight) in tables:
             layer.weight = nn.Parameter(layer.weight.detach().clone())
+
+
+def check_patterns(directory: str, names: list[str]) -> None:
+    """Raise UserError if a pattern of an adapter fails, or takes too long, on these names.
+
+    A process of its own tries them: no regular expression can be interrupted.
+    """
+    patterns = []
+    for setting, value in read_config(directory).items():
+        if setting.endswith(('_pattern', '_modules', '_parameters')) and value:
+            patterns += [value] if isinstance(value, str) else list(value)
+    given = json.dumps([[each for each in patterns if isinstance(each, str)], names])
+    command = [sys.executable, '-I', '-c', _MATCH]
+    path = storage.join(directory, CONFIG)
+    try:
+        subprocess.run(
+            command, input=given.encode(), timeout=PATTERN_SECONDS, check=True, capture_output=True
+        )
+    except subprocess.TimeoutExpired as e:
+        raise UserError(
+            f'{path}: a pattern for names of layers takes more than {PATTERN_SECONDS} s'
+        ) from e
+    except subprocess.CalledProcessError as e:
+        reason = e.stderr.decode(errors='replace').strip().rpartition('\n')[2]
+        raise UserError(f'{path}: a pattern for names of layers fails: {reason:.200}') from e
 
 
 def changes_of(directory: str) -> dict[str, Any]:
