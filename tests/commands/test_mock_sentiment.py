@@ -167,14 +167,21 @@ def labels_of(kind, seed=0):
     return simulated.simulated_labels(hparams, policy, Comm())
 
 
-def test_labels_are_those_of_the_known_reward(reward):
-    best, again, other = labels_of('best_of_4'), labels_of('best_of_4'), labels_of('best_of_4', 1)
-    scores = torch.stack([reward.score(best['query'], best[f'sample{i}']) for i in range(4)])
-    assert torch.equal(best['best'], scores.argmax(0)) and len(set(best['best'].tolist())) == 4
-    assert list(best) == ['query', 'sample0', 'sample1', 'sample2', 'sample3', 'best']
-    assert best['query'].shape == (64, 5) and best['sample3'].shape == (64, 3)
-    assert all(torch.equal(best[name], again[name]) for name in best)
-    assert not torch.equal(best['sample0'], other['sample0'])
+def test_best_is_the_best(reward):
+    labels = labels_of('best_of_4')
+    scores = torch.stack([reward.score(labels['query'], labels[f'sample{i}']) for i in range(4)])
+    assert torch.equal(labels['best'], scores.argmax(0)) and len(set(labels['best'].tolist())) == 4
+    assert list(labels) == ['query', 'sample0', 'sample1', 'sample2', 'sample3', 'best']
+    assert labels['query'].shape == (64, 5) and labels['sample3'].shape == (64, 3)
+
+
+def test_the_same_seed_gives_the_same_labels():
+    first, second, other = labels_of('best_of_4'), labels_of('best_of_4'), labels_of('best_of_4', 1)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first['sample0'], other['sample0'])
+
+
+def test_other_kinds_of_labels(reward):
     rated, compared = labels_of('scalar_rating'), labels_of('scalar_compare')
     torch.testing.assert_close(rated['score'], reward.score(rated['query'], rated['sample']))
     worse, better = (reward.score(compared['query'], compared[f'sample{i}']) for i in (0, 1))

@@ -72,9 +72,14 @@ def test_reward_models_are_trained_at_the_computed_steps(live):
         # l(n) = 24 + 69 (1 - (1 - n)^2); with what was asked ahead
         assert line['wanted'] == 24 + np.ceil(69 * (1 - (1 - line['step'] / 10) ** 2) - 1e-9)
         assert line['labels'] >= min(line['wanted'] + 2, 93)
+
+
+def test_questions_are_of_the_policy_in_training(live):
     questions = lines_of(live / 'labels/questions.jsonl')
     assert len({question['id'] for question in questions}) == len(questions) == 93
     assert all(question['policies'] == ['policy'] * 4 for question in questions)
+    episodes = [question['episode'] for question in questions]
+    assert episodes == sorted(episodes)
 
 
 def test_tensorboard_and_console_tell_of_each_model(live):

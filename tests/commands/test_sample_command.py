@@ -229,6 +229,15 @@ def test_fewer_samples_are_the_beginning_of_more(labelled_run, words):
     assert found == most[:5]
 
 
+def test_several_responses_to_each_query_of_the_data_set(labelled_run):
+    """Queries in the data set's order, each as often as asked for, at any batch size."""
+    once = [query for query, _ in responses(sampled(labelled_run, '--nsamples=8').stdout)]
+    result = sampled(labelled_run, '--nsamples=20', '--per_query=3', '--batch_size=8')
+    found = [query for query, _ in responses(result.stdout)]
+    assert found == [query for query in once for _ in range(3)][:20]
+    assert result.stdout.startswith('=' * 80 + '\n') and result.stderr == ''
+
+
 def test_queries_are_those_of_the_test_part(copied_run, tmp_path):
     (tmp_path / 'x.jsonl').write_text('"the film was"\n')
     (tmp_path / 'x.test.jsonl').write_text('"the plot was"\n')
@@ -273,17 +282,21 @@ def mistake(run, *words):
         (['--queries', 'RUN/nothing.jsonl'], '--queries RUN/nothing.jsonl: no such file'),
     ],
 )
-def test_mistakes(labelled_run, tmp_path, words, told):
-    """They leave no output."""
-    words = [word.replace('RUN', str(labelled_run)) for word in words]
-    found = mistake(labelled_run, *words, f'--output={tmp_path}/out.jsonl')
+def test_mistakes(labelled_run, words, told):
+    found = mistake(labelled_run, *(word.replace('RUN', str(labelled_run)) for word in words))
     assert found.lower().startswith(told.replace('RUN', str(labelled_run)).lower())
-    assert not (tmp_path / 'out.jsonl').exists()
+
+
+def test_texts_that_the_model_has_no_positions_for(copied_run):
+    change_settings(copied_run, query_length=1000)
+    told = '--task.query_length 1000 + --task.response_length'
+    assert mistake(copied_run, '--prompt', 'the film was').startswith(told)
 
 
 @pytest.mark.parametrize(
     'text, told',
     [
+        ('"the film was"\n""', ', line 2 is empty'),
         ('"the film was"\n\n"the xyzzy"\n', ", line 3: encoding 'reviews' has no word 'xyzzy'"),
         ('', ' has no text'),
     ],
@@ -299,9 +312,11 @@ def test_an_empty_prompt_will_do_where_the_task_puts_text_before_it(copied_run):
     result = sampled(copied_run, '--prompt=')
     line, query, response = result.stdout.splitlines()
     assert (line, query) == ('=' * 80, '') and len(response.split()) == 3
-    change_settings(copied_run, query_length=1000)
-    told = '--task.query_length 1000 + --task.response_length'
-    assert mistake(copied_run, '--prompt', 'the film was').startswith(told)
+
+
+def test_a_mistake_leaves_no_output(labelled_run, tmp_path):
+    mistake(labelled_run, '--prompt=xyzzy', f'--output={tmp_path}/out.jsonl')
+    assert not (tmp_path / 'out.jsonl').exists()
 
 
 def test_what_was_written_before_a_disk_was_full_is_told(tmp_path, monkeypatch):

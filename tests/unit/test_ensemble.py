@@ -24,6 +24,7 @@ from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels import simulated
 from lm_human_preferences.labels.held_out import predict
 from lm_human_preferences.language import encodings
+from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.plan.making import make_plan, reward_phase
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.rewards import EnsembleReward
@@ -184,6 +185,26 @@ def test_interrupted_between_and_inside_members_it_ends_alike(trained, tmp_path,
     assert other.startswith('--ensemble 2: the run in ')
     ours, reference = result_of(tmp_path / 'run'), result_of(trained)
     assert_same(without_settings(ours), without_settings(reference))
+
+
+def test_all_ranks_begin_with_the_same_networks():
+    """Each draws its own, and gets those of rank 0."""
+    phases = make_plan(resolved('train_reward', 'test', {'ensemble': 2})).rewards
+    given = {NEW: 'off', 'rewards.trained_model': 'test'}
+    policy = make_plan(resolved('train_policy', 'test', given)).policy
+
+    def work(comm):
+        start = TrainedModel('test')
+        labels = TrainingLabels(phases[0], comm)
+        trainers = [train_reward.build_trainer(phase, start, comm, labels) for phase in phases]
+        trainers.append(train_policy.build_trainer(policy, start, comm))
+        networks = [each for trainer in trainers for each in trainer.networks.values()]
+        return [list(network.parameters_by_name().values()) for network in networks]
+
+    first, second = on_ranks(2, work)
+    assert len(first) > 5
+    for one, two in zip(first, second, strict=True):
+        assert all(map(torch.equal, one, two))
 
 
 @pytest.fixture(scope='module')

@@ -1,6 +1,7 @@
 """A new data set is its module and one entry in datasets.registry."""
 
 import pytest
+import torch
 
 from lm_human_preferences import lm_tasks
 from lm_human_preferences.commands import dry_run
@@ -72,6 +73,18 @@ def test_a_dry_run_does_not_fetch_what_is_downloaded(add_poems):
     unchecked = []
     assert dry_run._queries(make_plan(hparams), encodings.Test.get_encoder(), unchecked) == []
     assert unchecked == ['--task.query_dataset poems']
+
+
+def test_each_run_may_read_it_in_another_order(add_poems):
+    add_poems(seed_per_run=True)
+    encoder = encodings.Test.get_encoder()
+    samplers = []
+    for _ in range(2):
+        torch.manual_seed(len(samplers))
+        samplers.append(
+            lm_tasks.make_query_sampler(hparams=task_of_poems(), encoder=encoder, batch_size=1)
+        )
+    assert samplers[0].rules.seed != samplers[1].rules.seed
 
 
 def test_the_order_of_queries_to_train_on_has_a_seed_of_its_own(add_poems):

@@ -35,6 +35,7 @@ from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.rewards import RewardModel, make_score_fn
+from lm_human_preferences.runs import run_files
 from lm_human_preferences.trainers.reward_trainer import LearnedBatch, RewardModelTrainer
 from lm_human_preferences.utils.core import random_stream, set_seed
 
@@ -405,6 +406,15 @@ def test_a_cross_validation_is_not_called_held_out():
     statistics = report.statistics()
     assert statistics['cross_validated_accuracy'] == 0.5
     assert not any(name.startswith('held_out') or 'effective' in name for name in statistics)
+
+
+def test_a_run_owns_its_labels():
+    pattern = run_files.written_by(['train_policy'])
+    for name in ('task.json', 'questions.jsonl', 'used.jsonl', 'answers/anna.jsonl'):
+        assert pattern.fullmatch(f'labels/{name}')
+    for name in ('answers/a b.jsonl', 'answers/anna.json', 'notes.txt'):
+        assert not pattern.fullmatch(f'labels/{name}')
+    assert not run_files.written_by(['train_reward']).fullmatch('labels/task.json')
 
 
 def test_mistakes_of_the_page_of_a_training_name_its_options(tmp_path):

@@ -86,9 +86,14 @@ def test_the_reward_at_a_kl_is_the_frontiers(beta):
     assert (ahead - behind) / (2 * step) == pytest.approx(beta, rel=1e-4)
 
 
-def test_the_grid_of_betas_goes_from_the_reference_to_the_best_responses():
+def test_optimum_is_what_the_moments_say():
     ref_logprobs, rewards = drawn()
-    kls, means = optimum.frontier(ref_logprobs, rewards, optimum.beta_grid(rewards))
+    best = optimal_logprobs(ref_logprobs, rewards, 0.4)
+    kls, means = optimum.frontier(ref_logprobs, rewards, [0.4])
+    close(kls[0], optimum.kl(best, ref_logprobs).mean())
+    close(means[0], optimum.expected(best, rewards).mean())
+    betas = optimum.beta_grid(rewards)
+    kls, means = optimum.frontier(ref_logprobs, rewards, betas)
     assert (kls.diff() >= -1e-12).all() and (means.diff() >= -1e-12).all() and kls[0] < 1e-3
     close(means[-1], rewards.max(1).values.mean(), 1e-2)
 
@@ -180,6 +185,21 @@ def test_samples_of_both_models_by_hand():
     close(policy.exp(), [[5 / 8, 3 / 8]], 1e-7)
 
 
+def test_samples_of_both_models_reach_a_frontier_that_the_references_do_not():
+    """Normal rewards, and a policy on the frontier, which is sqrt(2 KL)."""
+    kl = 10.0
+    shift = math.sqrt(2 * kl)
+    generator = torch.Generator().manual_seed(0)
+    rewards = torch.randn(64, 2048, dtype=torch.float64, generator=generator)
+    own = optimum.frontier_at(kl, uniform(rewards), rewards)[0]
+    rewards[:, 1024:] += shift
+    reference, policy = optimum.mixture(shift * rewards - kl)
+    assert optimum.frontier_at(kl, reference, rewards)[0] == pytest.approx(shift, abs=0.01)
+    assert own < shift - 0.15
+    assert optimum.kl(policy, reference).mean() == pytest.approx(kl, abs=0.05)
+    assert optimum.effective_samples(reference, rewards, 1 / shift) > 900
+
+
 def test_one_value_tells_no_error_of_its_mean(recwarn):
     assert optimum.standard_error(torch.ones(1, 2)).isnan().tolist() == [True, True]
     assert not recwarn.list
@@ -255,6 +275,21 @@ def test_sampled_best_of_n_judged_by_another_reward_is_the_mean_over_all_choices
             bests.append(top)
         close(found, sum(results) / len(results))
         close(own[query], sum(bests) / len(bests))
+
+
+@pytest.mark.parametrize('n', [4, 16])
+def test_the_kl_of_the_best_of_sampled_responses_is_that_of_their_rewards(n):
+    """A penalty for half of them, a count for the others; without ties as for any reward."""
+    generator = torch.Generator().manual_seed(0)
+    probabilities = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).double()
+    exact = optimum.best_of_n(probabilities.log(), torch.tensor([[-1.0, 0.0, 1.0, 2.0]]), n)
+    tied = torch.multinomial(probabilities, 2000, replacement=True, generator=generator) - 1.0
+    reward, kl = optimum.sampled_best_of_n(uniform(tied), tied, n)
+    close(torch.stack([reward, kl]), exact[:, 0], 0.05)
+    well_known = math.log(n) - (n - 1) / n
+    assert kl < well_known - 0.05
+    no_ties = torch.randn(1, 64, generator=generator)
+    close(optimum.sampled_best_of_n(uniform(no_ties), no_ties, n)[1], [well_known], 1e-6)
 
 
 @pytest.fixture
