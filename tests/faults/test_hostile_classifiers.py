@@ -122,6 +122,7 @@ def token_without_a_row(directory):
         (own_code_of_a_known_family, 'code of its own \\(auto_map\\), which is not run'),
         (code_of_the_tokeniser, 'its tokeniser cannot be read'),
         (config(hidden_size=1 << 20), 'its config.json describes'),
+        (config(hidden_size=32), r'bert\..* \(.*16.*\), the model needs \(.*32.*\)'),
         (config(id2label=None, num_labels=10**9), 'it must have 1 to 10000 classes'),
         (config(id2label={'0': 'a', '1': 'b'}), 'has several classes'),
         (config(reward_constant=1e400), 'reward_constant inf is not a number'),

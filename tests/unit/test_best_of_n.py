@@ -7,7 +7,7 @@ import torch
 
 from lm_human_preferences.commands.best_of_n import choose
 
-NAN = math.nan
+NAN, INF = math.nan, math.inf
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,7 @@ NAN = math.nan
         ([1.0, 2.0, 2.0, 1.0], 1, 1.5, 1.5, math.log(15 / 8)),
         ([0.0, 0.0, 0.0, 0.0], 0, 2.5, 0, 0),
         ([NAN, -5.0], 1, 1, NAN, math.log(2) - 1 / 2),
+        ([-INF, 1.0], 1, 1, -INF, math.log(2) - 1 / 2),
     ],
 )
 def test_a_choice(scores, best, rank, mean, kl):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import pathlib
+from unittest import mock
 
 import pytest
 import safetensors.torch
@@ -318,10 +319,20 @@ def test_a_model_is_known_by_standardised_features(
         checked('here', fitted, about, reference, 0.0)
 
 
-def test_all_samples_that_are_wanted_set_the_scale(reference):
+def test_all_samples_that_are_wanted_set_the_scale_and_a_bar_counts_what_is_read(
+    reference, responses, monkeypatch
+):
     settings = {'features': 'frozen', 'normalize_samples': 160, 'rollout_batch_size': 32}
     phase = reward_phase(resolved('train_reward', 'test', settings))
     assert len(head_training._sampled(phase, reference, Comm())) == 160
+    bar = mock.MagicMock()
+    monkeypatch.setattr(head_training, 'progress', bar)
+    queries, answers = responses
+    found = head_training._features_of_labels(reference, queries, answers.unsqueeze(1), Comm())
+    assert found.shape == (4, 1, 3 * reference.model.sizes.n_embd)
+    counted = bar.return_value.__enter__.return_value.update.call_args_list
+    # Of queries 2 * (2 + 3), of responses 4 + 2 + 3 + 4
+    assert bar.call_args.kwargs['total'] == sum(call.args[0] for call in counted) == 23
 
 
 def test_ranks_share_one_head(reference, monkeypatch):
