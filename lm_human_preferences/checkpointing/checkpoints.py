@@ -117,7 +117,11 @@ def write_bundle(
     with storage.atomic_write(*targets) as (*manifest_files, data, index):
         table = tf_bundle.write_values(data, tensors)
         index.write(table)
-        manifest = {'index_sha256': hashlib.sha256(table).hexdigest(), 'state': state}
+        manifest = {
+            'index_sha256': hashlib.sha256(table).hexdigest(),
+            'sizes': {INDEX: len(table), DATA: data.tell()},
+            'state': state,
+        }
         for file in manifest_files:
             file.write(_sign(manifest))
 
@@ -189,13 +193,18 @@ def discard_after(directory: str, name: str) -> None:
 
 
 def restore_state(prefix: str) -> Any:
-    """Return the state of a checkpoint, or None; BundleError if it or the index is damaged."""
+    """Return the state of a checkpoint, or None; BundleError if it, index or sizes are damaged."""
     path = prefix + RESUME
     if not os.path.exists(path):
         return None
-    with tf_bundle.open_file(path) as file, tf_bundle.open_file(prefix + INDEX) as index:
-        text = file.read()
+    with (
+        tf_bundle.open_file(path) as manifest_file,
+        tf_bundle.open_file(prefix + INDEX) as index,
+        tf_bundle.open_file(prefix + DATA) as data,
+    ):
+        text = manifest_file.read()
         digest = hashlib.sha256(index.read()).hexdigest()
+        size = os.fstat(data.fileno()).st_size
     manifest = _parse_signed(text)
     if text != _sign(manifest):
         raise tf_bundle.BundleError(f'{path} is damaged: its checksum does not match')
@@ -203,4 +212,7 @@ def restore_state(prefix: str) -> Any:
         raise tf_bundle.BundleError(
             f'{path} does not belong to {prefix}{INDEX}: one of them is damaged'
         )
+    expected = manifest['sizes'][DATA]
+    if size != expected:
+        raise tf_bundle.BundleError(f'{prefix}{DATA} is damaged: it has {size} of {expected} bytes')
     return manifest['state']
