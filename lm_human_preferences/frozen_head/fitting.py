@@ -13,6 +13,8 @@ from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.labels.held_out import Prediction, prediction_of
 from lm_human_preferences.utils import student
 
+MOST_WANTED = 10_000  # labels; a warning names no larger number
+
 
 class Fitted(NamedTuple):
     """Head, and the results of its cross-validation.
@@ -49,9 +51,14 @@ class Fitted(NamedTuple):
         """Return a warning where labels may have taught the head nothing; None otherwise."""
         if self.knows:
             return None
-        more = 'more labels may help, unless the hidden states do not hold what they prefer'
+        more = 'what they prefer may not be in the hidden states at all'
         if self.gain is None or self.least_gain is None:
             more = f'labels about at least {student.FEWEST} queries are needed to know it'
+        elif self.gain > 0 and self.prediction is not None:
+            # The least gain falls with the square root of the number of labels.
+            wanted = self.prediction.labels * (self.least_gain / self.gain) ** 2
+            if wanted < MOST_WANTED:
+                more = f'about {math.ceil(wanted / 10) * 10} labels would probably show more'
         return (
             'WARNING: the reward model may have learned nothing: its prediction of labels that it'
             f' has not seen is not significantly better than guessing; {more}'

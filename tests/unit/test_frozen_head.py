@@ -193,6 +193,16 @@ def test_the_correlation_of_dice_is_0(monkeypatch):
     assert abs(mean) < 3.3 * torch.tensor(found).std().item() / math.sqrt(len(found))
 
 
+@pytest.mark.parametrize(('gain', 'least', 'told'), [(0.1, 0.2, 'about 160'), (-1, 1, 'at all')])
+def test_the_number_of_labels_that_would_do(gain, least, told):
+    """Twice as narrow an interval takes four times as many."""
+    labels = {'query': torch.arange(40)[:, None], 'best': torch.zeros(40, dtype=torch.int64)}
+    labels |= {sample: torch.arange(40)[:, None] for sample in ('sample0', 'sample1')}
+    prediction = fitting.prediction_of(torch.randn(40, 2), labels, label_types.get('best_of_2'))
+    fitted = fitting.Fitted(head.unfitted(torch.randn(9, 3)), 1.0, prediction, gain, least, 0.0)
+    assert told in str(fitted.warning())
+
+
 def test_labels_that_are_all_connected_tell_no_number():
     label_type, labels = made_labels('best_of_2', torch.randn(3, 2))
     labels |= {sample: torch.arange(3)[:, None] for sample in label_type.samples}
