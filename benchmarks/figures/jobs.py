@@ -32,7 +32,6 @@ from lm_human_preferences.evaluation import measure, optimum
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.labels import simulated
 from lm_human_preferences.language import encodings
-from lm_human_preferences.language.adapters.shared import Bases
 from lm_human_preferences.plan.making import policy_phase
 from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.policy import Policy
@@ -229,7 +228,8 @@ def measured_steps(
     """Train a policy; return its trainer, and measurements at the start and where it is saved."""
     with Checkpointer(None, Comm(), resume=False) as checkpointer:
         phase = dataclasses.replace(phase, source=phase.source.pinned(Comm()))
-        initial_model = session.prepare(phase, checkpointer, Bases(), Comm())
+        run = session.Run(phase.settings, Comm(), experiment=None, place='')
+        initial_model = run.prepare(phase, checkpointer)
         trainer = train_policy.build_trainer(phase, initial_model, Comm())
         curve = KnownRewardCurve(trainer, phase.run.save_interval, known)
         hooks = train_policy.hooks(trainer, phase, checkpointer)

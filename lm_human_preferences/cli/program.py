@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import click
 from lm_human_preferences import __version__, shell
 from lm_human_preferences.cli import option_help
 from lm_human_preferences.cli.arguments import convert, expanded, read_words
-from lm_human_preferences.distributed import worker
+from lm_human_preferences.distributed import launch_methods, worker
 from lm_human_preferences.errors import UserError, disk_errors_reported
 from lm_human_preferences.utils import streams
 from lm_human_preferences.utils.streams import note
@@ -71,7 +72,8 @@ class Program(click.Group):
 def _fail(message: str) -> None:
     streams.mute_notes(False)
     note(error_line(message))
-    worker.let_rank_0_report()
+    if launch_methods.current().rank:
+        time.sleep(worker.REPORT_SECONDS)  # rank 0 reports for all, and ends first
     sys.exit(FAILED)
 
 

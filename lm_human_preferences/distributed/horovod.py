@@ -89,8 +89,7 @@ def why_not(family: Family | None) -> str:
 def mpi_of_build() -> Family | None:
     """Return the MPI that Horovod was built against, without loading it."""
     spec = importlib.util.find_spec('horovod')
-    folders = spec.submodule_search_locations if spec else None
-    for folder in folders or []:
+    for folder in (spec and spec.submodule_search_locations) or ():
         for library in Path(folder, 'torch').glob('mpi_lib*.so'):
             return linked_family(library)
     return None

@@ -11,10 +11,6 @@ _PORT_COUNT = 20480
 # What torch.distributed calls env://. torchrun sets them, and so do Azure ML and Kubernetes'
 # operators without torchrun.
 _TORCH_VARIABLES = ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
-# How often threads of OpenMP look before they sleep. With libgomp's default, 3 ms, waiting threads
-# take the processor from those that they wait for, if another program computes here, too
-# (benchmarks/README.md).
-SPIN_COUNT = '10000'
 
 
 class Family(NamedTuple):
@@ -99,17 +95,6 @@ def first_host(hosts: str) -> str:
     """Return the first name of Slurm's list: 'node07' of 'node[07-12,30],login'."""
     first = re.findall(r'(?:\[[^\]]*\]|[^,\[])+', hosts)[0]
     return re.sub(r'\[([^,\]-]*)[^\]]*\]', r'\1', first)
-
-
-def prepare_torch() -> None:
-    """Set the environment variables of torch and of OpenMP, before they are loaded."""
-    # Else a rank whose store is lost with rank 0 prints stacks of C++.
-    os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
-    if not (os.environ.get('OMP_WAIT_POLICY') or os.environ.get('GOMP_SPINCOUNT')):
-        os.environ['GOMP_SPINCOUNT'] = SPIN_COUNT
-    # torchrun sets it, and it looks like a user's.
-    if current().launcher == 'torchrun' and os.environ.get('OMP_NUM_THREADS') == '1':
-        del os.environ['OMP_NUM_THREADS']
 
 
 def _number(*variables: str) -> int:

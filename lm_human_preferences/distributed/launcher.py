@@ -51,10 +51,7 @@ def mpiexec_words(size: int) -> list[str]:
 
 def rank_environment() -> dict[str, str]:
     """Return the environment of mpiexec and its ranks."""
-    variables = {}
-    for name, value in os.environ.items():
-        if not name.startswith(_OF_OTHER_LAUNCHERS):
-            variables[name] = value
+    variables = {k: v for k, v in os.environ.items() if not k.startswith(_OF_OTHER_LAUNCHERS)}
     # The ranks would listen on all networks, for others that there are not.
     variables.setdefault('UCX_NET_DEVICES', 'lo')
     return variables

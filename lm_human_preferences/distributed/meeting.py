@@ -154,14 +154,20 @@ def listen(place: Endpoint) -> socket.socket:
 
 
 def open_store(place: Endpoint, listener: socket.socket | None, seconds: int) -> Store:
-    """Connect to the store, which this process keeps if it has the `listener`."""
+    """Connect to the store, which this process keeps if it has the `listener`; or RankLost."""
     import torch.distributed
 
     dist: Any = torch.distributed
     options: dict[str, Any] = {'timeout': datetime.timedelta(seconds=seconds)}
     if listener is not None:
         options.update(is_master=True, master_listen_fd=listener.detach())
-    store = dist.TCPStore(place.address, place.port, wait_for_workers=False, **options)
+    try:
+        store = dist.TCPStore(place.address, place.port, wait_for_workers=False, **options)
+    except RuntimeError as error:
+        raise RankLost(
+            f'nothing answers at {place.address}, TCP port {place.port} within {seconds} s:'
+            ' MASTER_ADDR and MASTER_PORT must name the host of rank 0 and a free port there'
+        ) from error
     return dist.PrefixStore(place.job, store)
 
 

@@ -5,9 +5,8 @@ import datetime
 import faulthandler
 import os
 import re
-import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from lm_human_preferences.distributed import horovod, launch_methods, meeting, m
 from lm_human_preferences.distributed.comm import Comm, T
 from lm_human_preferences.distributed.gradients import Gradients, OverlappedGradients
 from lm_human_preferences.distributed.meeting import RankLost
-from lm_human_preferences.errors import UserError
 from lm_human_preferences.machine import process
 
 STACKS_SECONDS = 5
@@ -66,7 +64,7 @@ class TorchComm(Comm):
         self.local_size = len(here)
         _, gpus_of_ranks, processors_of_ranks = zip(*here)
         if any(gpus_of_ranks):
-            torch.cuda.set_device(choose_gpu(gpus_of_ranks, self.local_rank))
+            torch.cuda.set_device(process.choose_gpu(gpus_of_ranks, self.local_rank))
         else:
             process.limit_threads(processors_of_ranks, self.local_rank)
 
@@ -127,17 +125,3 @@ def noticing_lost_ranks() -> Iterator[None]:
         # Without its place in Gloo's source, and advice.
         reason = re.sub(r'^\[\S+\] |\.( This is typically .*)?$', '', str(error).splitlines()[0])
         raise RankLost(f'{reason}; see --run.allreduce_timeout') from error
-
-
-def choose_gpu(visible: Sequence[Sequence[str]], local_rank: int) -> int:
-    """Return the first own GPU that no lower rank of this host takes; UserError if none."""
-    taken = []
-    for gpus in visible:
-        taken.append(next((gpu for gpu in gpus if gpu not in taken), None))
-    own = visible[local_rank]
-    if None in taken:
-        raise UserError(
-            f'{len(visible)} ranks on {socket.gethostname()}, which has {len(own)}'
-            f' visible GPU(s): use --mpi {len(own)}, or make more visible by CUDA_VISIBLE_DEVICES'
-        )
-    return own.index(taken[local_rank])

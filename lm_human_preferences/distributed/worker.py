@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from lm_human_preferences.distributed import launch_methods, launcher, meeting
 from lm_human_preferences.errors import UserError, disk_errors_reported
+from lm_human_preferences.machine import environment
 from lm_human_preferences.utils import stop_signals, streams
 from lm_human_preferences.utils.terminal import error_line
 
@@ -51,7 +52,7 @@ def run_job(
 
     load: imports the job. at_stop: called on rank 0 when a signal has ended the job.
     """
-    launch_methods.prepare_torch()
+    environment.prepare(launch_methods.current().launcher)
     faulthandler.enable(streams.STDERR)  # a crash shows where it happened, as an exception does
     streams.mute_notes(False)
     status = 0
@@ -126,9 +127,3 @@ def _exit(status: int) -> NoReturn:
 def before_exit(clean_up: Callable[[], object]) -> None:
     """Call `clean_up` when this rank ends, where Python's own end is left out."""
     _clean_ups.append(clean_up)
-
-
-def let_rank_0_report() -> None:
-    """Let rank 0, which has printed the error of all ranks, end before the others."""
-    if launch_methods.current().rank:
-        time.sleep(REPORT_SECONDS)

@@ -1,12 +1,14 @@
-"""This process: its CPU threads, the memory that the C library keeps, its hardware."""
+"""This process: its CPU threads and GPU, the memory that the C library keeps, its hardware."""
 
 import ctypes
 import os
+import socket
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.machine import processors
 from lm_human_preferences.utils.core import default_device
 
@@ -29,6 +31,20 @@ def limit_threads(affinities: Sequence[Collection[int]], local_rank: int) -> Non
 def threads_are_set() -> bool:
     """Return whether the user has set the number of threads."""
     return 'OMP_NUM_THREADS' in os.environ
+
+
+def choose_gpu(visible: Sequence[Sequence[str]], local_rank: int) -> int:
+    """Return the first own GPU that no lower rank of this host takes; UserError if none."""
+    taken = []
+    for gpus in visible:
+        taken.append(next((gpu for gpu in gpus if gpu not in taken), None))
+    own = visible[local_rank]
+    if None in taken:
+        raise UserError(
+            f'{len(visible)} ranks on {socket.gethostname()}, which has {len(own)}'
+            f' visible GPU(s): use --mpi {len(own)}, or make more visible by CUDA_VISIBLE_DEVICES'
+        )
+    return own.index(taken[local_rank])
 
 
 def keep_freed_memory() -> None:

@@ -325,7 +325,7 @@ def test_mistakes_of_the_command_are_one_line_and_those_of_the_documentation_non
     assert 'names anna twice' in error('--labeller anna,bob,anna --web on')
     assert "--labeller ''" in error('--labeller anna, --web on')
     assert "--labeller 'anna,bob'" in error('--labeller anna,bob')  # a terminal is of one person
-    assert '--web.port must be from 0 to 65535' in error('--labeller anna --web.port 70000')
+    assert '--web.port must be at most 65535' in error('--labeller anna --web.port 70000')
     assert 'give 127.0.0.1' in error('--labeller anna --web.host localhost')
     assert 'either --web or --simulate' in error('--labeller anna --web on --simulate on')
     assert not list(path.glob('answers/*.jsonl'))

@@ -12,8 +12,9 @@ from compare import assert_close
 from ranks import on_ranks
 
 from lm_human_preferences.distributed import comm as comms
-from lm_human_preferences.distributed import gradients, messages, torch_comm
+from lm_human_preferences.distributed import gradients, messages
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.machine import process
 
 SHAPES = ((), (1,), (3, 5), (2, 0), (7,), (257, 3))
 
@@ -174,14 +175,14 @@ def test_gradients_are_freed_with_their_parameters():
     ],
 )
 def test_each_rank_takes_a_gpu_of_its_own(visible, chosen):
-    assert [torch_comm.choose_gpu(visible, rank) for rank in range(len(visible))] == chosen
+    assert [process.choose_gpu(visible, rank) for rank in range(len(visible))] == chosen
 
 
 def test_more_ranks_than_gpus_are_refused():
     message = r'^3 ranks on \S+, which has 2 visible GPU\(s\): use --mpi 2, .* CUDA_VISIBLE_DEV'
     for rank in range(2):
         with pytest.raises(UserError, match=message):
-            torch_comm.choose_gpu([['a', 'b']] * 3, rank)
+            process.choose_gpu([['a', 'b']] * 3, rank)
 
 
 @pytest.mark.parametrize('value', [None, 2**70, -0.0, math.inf, 'a"é\ud800', {'a': [True, {}]}])
