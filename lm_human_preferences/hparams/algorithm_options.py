@@ -7,6 +7,7 @@ from lm_human_preferences.utils.hyperparams import option, own_option
 from lm_human_preferences.utils.option_checks import ceil_div
 
 MOST_KL_ERROR = 0.2  # largest relative error of the KL divergence that one step corrects
+MOST_AT_A_TIME = 1_000_000  # responses; no memory holds many more
 
 
 @dataclass
@@ -20,7 +21,9 @@ class AdaptiveKLParams(hyperparams.HParams):
 @dataclass
 class PpoHParams(hyperparams.HParams):
     total_episodes: int = option(2000000, 'responses to train on', at_least=1)
-    batch_size: int = option(64, 'responses per step, over all ranks', at_least=1)
+    batch_size: int = option(
+        64, 'responses per step, over all ranks', at_least=1, at_most=MOST_AT_A_TIME
+    )
     nminibatches: int = option(1, 'minibatches that a batch is split into', at_least=1)
     noptepochs: int = option(4, 'passes over a batch', at_least=1)
     lr: float = option(5e-6, 'learning rate of the first step; it falls linearly to 0', at_least=0)

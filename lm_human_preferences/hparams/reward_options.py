@@ -8,6 +8,7 @@ from typing import ClassVar
 from lm_human_preferences import label_types, storage
 from lm_human_preferences.distributed import ALLREDUCE_TIMEOUT, ENGINES
 from lm_human_preferences.errors import about_option
+from lm_human_preferences.hparams.algorithm_options import MOST_AT_A_TIME
 from lm_human_preferences.hparams.task_options import LoraHParams, TaskHParams
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
@@ -161,7 +162,10 @@ class HParams(hyperparams.HParams):
     lr: float = option(5e-5, 'learning rate of the first step; it falls linearly to 0', at_least=0)
 
     rollout_batch_size: int = option(
-        64, 'responses sampled at a time to normalise, over all ranks', at_least=1
+        64,
+        'responses sampled at a time to normalise, over all ranks',
+        at_least=1,
+        at_most=MOST_AT_A_TIME,
     )
     normalize_samples: int = option(
         0, 'responses that rewards are normalised on; 0: do not normalise', at_least=0

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from command_line import error_of, invoke, succeed
+from command_line import error_of, invoke, last_error_of, succeed
 from events import events_of
 
 from lm_human_preferences import label_types, lm_tasks, rewards
@@ -74,7 +74,7 @@ def test_a_label_type_with_the_methods_of_the_original_learns(tmp_path, monkeypa
     assert last < 0.9 * loss
     wrong = tmp_path / 'wrong.json'
     wrong.write_text(json.dumps([label | {'degree': [1.5]}] * 64))
-    told = error_of(invoke(command.replace(str(path), str(wrong)) + ' --overwrite'))
+    told = last_error_of(invoke(command.replace(str(path), str(wrong)) + ' --overwrite'))
     assert "label 0, field 'degree' must be a number, not [1.5]" in told
     told = error_of(invoke(f'ask test {tmp_path}/f --labels.type preferred'))
     assert told.startswith('--labels.type preferred can only learn from labels in files')
