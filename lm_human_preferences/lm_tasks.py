@@ -307,7 +307,7 @@ def make_query_sampler(
 def query_columns(
     hparams: TaskHParams, encoder: Encoder
 ) -> dict[tuple[int, ...], Mapping[str, Any]]:
-    """Return the other fields of each record in the user's file, by the padded query's tokens.
+    """Return {tokens of a padded query: fields beside it} of the user's data set; else {}.
 
     UserError if two records have the same query and other fields that differ.
     """

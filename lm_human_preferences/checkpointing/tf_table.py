@@ -62,7 +62,7 @@ class Table:
             raise ValueError('the checksum of a block does not match')
         if self._data[end]:
             raise ValueError(
-                'it is compressed, which is not supported; TensorFlow does not compress since 1.2'
+                'it is compressed, which is not supported; TensorFlow has not compressed since 1.2'
             )
         return self._data[offset:end]
 

@@ -103,7 +103,10 @@ def _experiment_command(
     hparam_class: type[hyperparams.HParams],
     arguments: Sequence[str],
 ) -> Command:
-    """Return `name EXPERIMENT ARGUMENT ...`: `job` with the options of both classes."""
+    """Return the command `name EXPERIMENT ARGUMENT ...`, which starts `job`.
+
+    Its options are those of `hparam_class` and of the labels of an experiment.
+    """
 
     fields = user_settings.settable(hparam_class)
 

@@ -13,7 +13,7 @@ from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.task_file import EXPERIMENT
 from lm_human_preferences.runs.run_files import POLICY, usual_directory
 
-# (most labels, epochs). With fewer epochs the reward model underfits; with more it overfits the
+# (largest number of labels, epochs). With fewer epochs the reward model underfits; with more it overfits the
 # labellers' errors, above all where there are many labels.
 EPOCHS = ((512, 16), (4096, 4))
 MEMBERS = 4  # reward models whose mean is the reward

@@ -21,7 +21,7 @@ class Choice(NamedTuple):
     """Best of n responses to each query; all are (queries,)."""
 
     best: torch.Tensor  # index of the response, the first of those that are equally good
-    rank: torch.Tensor  # 1, or the mean of the ranks that equally good responses share
+    rank: torch.Tensor  # 1; with ties the mean rank of the tied ones, such as 1.5
     mean_score: torch.Tensor  # of all n
     kl: torch.Tensor  # see choose
 

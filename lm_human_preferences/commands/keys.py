@@ -35,7 +35,7 @@ class Keys:
         self._last, self._when = '', 0.0  # key that came last
 
     def next(self) -> str:
-        """Return the next key. KeyboardInterrupt for Ctrl-C, '' for a key with another meaning."""
+        """Return the next key, or '' for an arrow or function key; KeyboardInterrupt for Ctrl-C."""
         while True:
             if not self._waiting:
                 self._waiting = self._read()

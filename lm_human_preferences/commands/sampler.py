@@ -73,7 +73,7 @@ class Source:
         best_of: int = 1,
         reward: ScoringModel | None = None,
     ) -> Policy:
-        """Load the model, or the best of several of its responses by a reward.
+        """Load the policy; with best_of, it returns the best of several responses by `reward`.
 
         temperature: None for the task's own.
         """

@@ -142,7 +142,7 @@ def leave_mpi() -> None:
 
 
 def listen(place: Endpoint) -> socket.socket:
-    """Listen where the store will be; UserError if the port is taken."""
+    """Return a socket that listens at the address of the store; UserError if it cannot."""
     is_one_host = place.address in (LOOPBACK, 'localhost')
     try:
         return socket.create_server((LOOPBACK if is_one_host else '', place.port))

@@ -67,7 +67,7 @@ class TextReward:
     def score_and_stats(
         self, queries: torch.Tensor, responses: torch.Tensor, states: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return scores (batch,), and named parts of them (batch,)."""
+        """Return scores (batch,), and {name: component of each score (batch,)}."""
         rows = zip(queries.tolist(), responses.tolist(), strict=True)
         texts = [self._texts(query, response) for query, response in rows]
         scores, parts = self.scorer.score_and_parts(texts)

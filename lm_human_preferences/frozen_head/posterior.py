@@ -11,8 +11,8 @@ from lm_human_preferences.training.optimizer import LBFGS
 
 Labels = dict[str, torch.Tensor]
 MOST_ITERATIONS = 1000
-SMALLEST_GRADIENT = 1e-6  # nats per unit of a weight; a fit ends below it
-SMALLEST_CHANGE = 1e-10  # nats; a fit ends below it
+SMALLEST_GRADIENT = 1e-6  # nats per unit of a weight; L-BFGS stops below it
+SMALLEST_CHANGE = 1e-10  # of the loss, in nats; L-BFGS stops below it
 ALL_EQUAL = 1e-6  # numbers are equal if they deviate by less, as a fraction of the largest
 LEAST_KNOWN = 1e-9  # fraction of the prior's variance, below which labels explain nothing
 

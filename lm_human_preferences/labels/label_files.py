@@ -25,7 +25,7 @@ from lm_human_preferences.utils.core import Schema
 
 
 class LoadedLabels(NamedTuple):
-    """Labels of a training, in order.
+    """Labels that a reward model learns from, in the order of their source.
 
     tensors: {field: (labels, *schema.shape)}. about: what to record of them, see runs.run_record.
     """

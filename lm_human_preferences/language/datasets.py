@@ -144,7 +144,7 @@ class Dataset:
             first = 0
 
     def usage(self, rules: QueryRules) -> tuple[collections.Counter[str], bool]:
-        """Return counts of the first COUNTED_CHARACTERS of a split, and whether that is all of it.
+        """Count the texts in the first COUNTED_CHARACTERS of a split; say if these are all of it.
 
         Counted are all `texts`, those `used`, those left out by reason, and those that spell
         special tokens.

@@ -29,7 +29,7 @@ _OTHER_TEXTS = ('', '<s> </s>', 'A\tb\r\n', 'Bär, nai\u0308ve', '東京 ﬁ ①
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tokeniser:
-    """A tokeniser as transformers reads it (`own`), and its `rules` without the space before texts.
+    """A tokeniser as transformers loads it (`own`), and its `rules` without a prefix space.
 
     digest: SHA-256 of its vocabulary, and of the tokens of some texts.
     """

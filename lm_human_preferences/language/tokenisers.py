@@ -163,7 +163,7 @@ class TokeniserEncoding(Encoding):
         return self.encoder
 
     def fits(self, rows: int) -> bool:
-        """Return whether a network can use it: its embedding may have more rows than tokens."""
+        """Return whether an embedding of `rows` rows, which may be more than tokens, is enough."""
         return rows >= self.n_vocab
 
     def copy_files(self, directory: str) -> None:

@@ -146,7 +146,7 @@ class TrainPolicy:
             networks=len(self.networks.scopes),
             learning=learning,
             rows=exact_div(ppo.batch_size, ranks) // ppo.nminibatches,
-            # A query is computed once for the responses that are in one row.
+            # Responses that share a row also share the computation of their query.
             tokens=task.query_length / responses_in_a_row(ppo.samples_per_query)
             + task.response_length,
             predicted=task.response_length,

@@ -303,7 +303,7 @@ def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
         return kind(name, task, members, labels=labels)
     if given.function is not None:
         return FunctionSource(given.function, task, members)
-    if given.trained_model in (None, KNOWN):  # None: the settings describe a task only
+    if given.trained_model in (None, KNOWN):  # None: settings of a task alone
         return KnownSource(KNOWN, task, members)
     name = given.given_name
     directory = given.trained_model

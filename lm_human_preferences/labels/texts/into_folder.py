@@ -61,7 +61,7 @@ def _in_any_order(tokens: Tokens) -> tuple[Any, ...]:
 
 
 def _moved(label: TextLabel, asked: Tokens, label_type: LabelType) -> TextLabel:
-    """Return a label with its samples in the order of `asked`, which is the same question."""
+    """Return a label with samples in the order of `asked`, and its answer renumbered to match."""
     answer = label.answer
     if answer is not None:
         _, *left = asked.values()

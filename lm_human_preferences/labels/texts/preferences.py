@@ -62,7 +62,7 @@ def _is_transcript(text: str) -> bool:
 def _split_transcripts(
     record: Mapping[str, Any], chosen: str, rejected: str, where: str
 ) -> tuple[str, tuple[str, str]]:
-    """Return (query, responses): responses begin with the assistant's turn that differs."""
+    """Return (query, responses), which begin with the first assistant turn that differs."""
     field = fields.query_field(record, where)
     if field is not None and not fields.is_empty(record[field]):
         raise UserError(

@@ -121,7 +121,7 @@ def parse(
 
 
 def unread(record: Mapping[str, Any], label_type: LabelType) -> set[str]:
-    """Return the names of fields that are not empty and not read."""
+    """Return the names of the non-empty fields that this program ignores."""
     texts = PAIR if is_pair(record) else (*label_type.samples, label_type.field)
     known = {*QUERIES, *SYSTEMS, ID, GIVEN_BY, *texts}
     if label_type.can_tie:

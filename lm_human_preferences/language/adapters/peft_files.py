@@ -36,7 +36,7 @@ _TABLE = re.compile(
     r'\.((base_layer\.)?(?P<whole>weight)$)?'
 )
 SAVED = 'modules_to_save.'  # if the vocabulary grew, a whole layer is saved also under this
-# Advice for adapters that were saved without some of their weights, or still wrapped.
+# Advice for adapters that were saved without some weights, or inside a wrapper such as DDP.
 _AGAIN = (
     'save it again by `save_pretrained` of the PEFT model, unwrapped; under DeepSpeed ZeRO-3 gather'
     ' its weights first'

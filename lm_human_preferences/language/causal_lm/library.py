@@ -137,7 +137,7 @@ class LibraryWeights(Weights):
 
 
 class PretrainedWeights(LibraryWeights):
-    """Safetensors read by transformers' `model_class`, which knows older names of tensors."""
+    """Safetensors loaded by transformers' `model_class`, which maps old names of tensors to new."""
 
     def __init__(
         self, directory: str, config: Any, model_class: str = 'AutoModelForCausalLM'

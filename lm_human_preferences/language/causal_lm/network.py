@@ -77,8 +77,8 @@ class TransformersNetwork(Network):
         takes_rows = self._computes_by_rows()
         recomputes = self.gradient_checkpointing and torch.is_grad_enabled()
         for layer in self._layers:
-            # In transformers, `training` of a layer only means that it recomputes. Its parts, which
-            # may have dropout, are never in training.
+            # Layers of transformers read their own `training` only to decide on recomputing. That
+            # of the modules inside stays False, so nothing drops out.
             layer.training = recomputes
         model, cache, kept = self.causal_lm.base_model, rows.cache, rows.kept
         leaves_out_unread = takes_rows and self.leaves_out_unread
