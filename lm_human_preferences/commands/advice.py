@@ -13,8 +13,8 @@ from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.task_file import EXPERIMENT
 from lm_human_preferences.runs.run_files import POLICY, usual_directory
 
-# (largest number of labels, epochs). With fewer epochs the reward model underfits; with more it overfits the
-# labellers' errors, above all where there are many labels.
+# (largest number of labels, epochs). With fewer epochs the reward model underfits; with more it
+# overfits the labellers' errors, above all where there are many labels.
 EPOCHS = ((512, 16), (4096, 4))
 MEMBERS = 4  # reward models whose mean is the reward
 # Most labels from which a head on a large model's frozen hidden states learns more than a network

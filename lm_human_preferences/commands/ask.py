@@ -41,7 +41,7 @@ from lm_human_preferences.utils.logging import progress
 
 INITIAL = 'initial'  # the model that an experiment begins with
 PARTS = {TRAIN: 'train', VALIDATION: 'test'}  # of the data set, for each kind of question
-MAY_DIFFER = ('query_dataset', 'policy', 'penalty_reward_value')  # task settings that a run may change
+MAY_DIFFER = ('query_dataset', 'policy', 'penalty_reward_value')  # settings that a run may change
 
 
 def ask(

@@ -310,7 +310,7 @@ def _extended(context: torch.Tensor, n_vocab: int, length: int) -> torch.Tensor:
 
 
 def all_rewards(reward_model: Scorer, queries: torch.Tensor, length: int) -> torch.Tensor:
-    """Return float64 rewards (queries, n_vocab ** length) of all responses, untruncated, on the CPU."""
+    """Return float64 rewards (queries, n_vocab ** length) of all responses, none truncated."""
     n_vocab = reward_model.model.sizes.n_vocab
     last = torch.arange(n_vocab).unsqueeze(1)
     chunk_size = max(1, CHUNK // n_vocab)

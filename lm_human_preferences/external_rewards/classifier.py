@@ -170,7 +170,7 @@ def _class_of(config: Any, name: str | None, directory: str) -> int | None:
     if name not in names:
         raise UserError(f'{directory} has no class {name!r:.60}, but {listed}')
     if config.problem_type == 'regression':
-        raise UserError(f'{directory} is a regression with several outputs, but a reward is one: {listed}')
+        raise UserError(f'{directory} is a regression with several outputs: {listed}')
     return names.index(name)
 
 
