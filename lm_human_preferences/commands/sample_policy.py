@@ -57,10 +57,8 @@ def sample_policy(
     is_original = console == 'original'
     stdout = sys.stdout
     with contextlib.redirect_stdout(stdout if is_original else sys.stderr):
-        if save_dir is not None:
-            source = Source.of_run(save_dir, savescope)
-        else:
-            source = Source.of_task(task or {})
+        is_run = save_dir is not None
+        source = Source.of_run(save_dir, savescope) if is_run else Source.of_task(task or {})
         encoder = _checked_encoder(source, precision, is_original=is_original)
         given = given_queries(prompt, queries)
         of_task = source.settings.task
