@@ -5,6 +5,7 @@ import datetime
 import faulthandler
 import os
 import re
+import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -56,7 +57,8 @@ class TorchComm(Comm):
         """Take a GPU of this host; where no rank sees one, a share of the processors."""
         devices = range(torch.cuda.device_count())
         gpus = [str(torch.cuda.get_device_properties(each).uuid) for each in devices]
-        host = Path('/proc/sys/kernel/random/boot_id').read_text()
+        # Containers of one host have its boot id, but processors and memory of their own.
+        host = f'{socket.gethostname()} {Path("/proc/sys/kernel/random/boot_id").read_text()}'
         own = host, gpus, sorted(os.sched_getaffinity(0))
         of_ranks = self.all_gather_object(own)
         self.local_rank = sum(each[0] == host for each in of_ranks[: self.rank])

@@ -1,6 +1,7 @@
 """Communication of ranks: by threads here, and by each engine in commands/test_engines.py."""
 
 import math
+import socket
 import time
 import weakref
 from unittest import mock
@@ -13,6 +14,7 @@ from ranks import on_ranks
 
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.distributed import gradients, messages
+from lm_human_preferences.distributed.torch_comm import TorchComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.machine import process
 
@@ -217,3 +219,17 @@ def test_messages_of_numbers(value):
 def test_what_ranks_do_not_send(value):
     with pytest.raises(TypeError):
         messages.encode(value)
+
+
+def test_containers_of_one_host_are_hosts_of_their_own(monkeypatch):
+    """They have the same boot id, but quotas of processors and memory of their own."""
+    limits, sent = [], []
+    monkeypatch.setattr(process, 'limit_threads', lambda *limit: limits.append(limit))
+    for rank, name in enumerate(['pod-0', 'pod-1']):
+        monkeypatch.setattr(socket, 'gethostname', lambda name=name: name)
+        comm = TorchComm.__new__(TorchComm)
+        comm.rank = rank
+        comm.all_gather_object = lambda own: sent.append(own) or [*sent]
+        comm._share_host()
+        assert (comm.local_rank, comm.local_size) == (0, 1)
+    assert [len(of_ranks) for of_ranks, _ in limits] == [1, 1]
