@@ -64,7 +64,13 @@ def read_words(
             text = _next_value(key, fields.get(key), words)
         is_repeatable = key in fields and TEXTS in members(fields[key].type)
         given[key] = (*given.get(key, ()), text) if is_repeatable else text
-    _assign_by_position(given, by_position, fields, arguments, positionals, rest)
+    left = _assign_by_position(given, by_position, fields, arguments, positionals, rest)
+    if left:
+        before = ''.join(f' after {word:.80}' for word in args[: args.index(left[0])][-1:])
+        raise UserError(
+            f'unexpected argument {left[0]!r}{before}: options are given as --name value, and a'
+            ' switch takes true, false, on or off'
+        )
     missing = [shown for key, shown in arguments.items() if key not in given]
     if missing:
         advice = f'example: {shell.typed(example)}' if example else 'see --help'
@@ -79,8 +85,8 @@ def _assign_by_position(
     arguments: Mapping[str, str],
     positionals: Sequence[str],
     rest: str | None,
-) -> None:
-    """Add words without an option to `given`; UserError for too many of them."""
+) -> list[str]:
+    """Add words without an option to `given`; return those that are too many."""
     keys = [key for key in (*arguments, *positionals) if key not in given]
     if rest in keys:
         place = keys.index(rest)
@@ -91,15 +97,11 @@ def _assign_by_position(
         given[rest] = (text,)
     for key in keys:
         if not by_position:
-            return
+            break
         if key not in arguments and not _converts(key, fields[key], by_position[0]):
             break
         given[key] = by_position.pop(0)
-    if by_position:
-        raise UserError(
-            f'unexpected argument {by_position[0]!r}: options are given as --name value, and a'
-            ' switch takes true, false, on or off'
-        )
+    return by_position
 
 
 def _converts(key: str, field: Field, word: str) -> bool:

@@ -171,11 +171,11 @@ train_policy sentiment nm --wxyz
 train_policy sentiment nm -ppo.lr=1e-6
     -ppo.lr=1e-6: options begin with two dashes: --ppo.lr=1e-6
 train_policy sentiment nm False 1 local /s more
-    unexpected argument 'more': options are given as --name value, and a switch takes true, false,
-    on or off
+    unexpected argument 'more' after /s: options are given as --name value, and a switch takes
+    true, false, on or off
 train_policy sentiment nm --run.evaluate maybe
-    unexpected argument 'maybe': options are given as --name value, and a switch takes true, false,
-    on or off
+    unexpected argument 'maybe' after --run.evaluate: options are given as --name value, and a
+    switch takes true, false, on or off
 train_policy sentiment nm --task.query_prefix
     --task.query_prefix needs a value
 train_policy sentiment nm --ppo.batch_size=inf
@@ -212,6 +212,8 @@ train_policy sentiment nm --rewards.adaptive_kl.horizon 100
     use a horizon above 102, or smaller batches
 train_policy test nm --ppo.batch_size 32 --ppo.total_episodes 32 --rewards.adaptive_kl.horizon 1
     use a horizon above 6, or smaller batches
+train_policy test nm --ppo.whiten_rewards false --ppo.nminibatches 64 --task.response_length 1
+    --ppo.nminibatches 64 of --ppo.batch_size 64 with --task.response_length 1
 train_reward test nm --normalize_samples 1 --rollout_batch_size 1
     --normalize_samples 1 with --rollout_batch_size 1
 train_policy test nm --rewards.online.labels 16
