@@ -169,6 +169,11 @@ class HParams(hyperparams.HParams):
             check_multiple(self.ppo.micro_batch_size, '--ppo.micro_batch_size', same)
         problem = self._too_few_to_whiten(f'{parts} minibatches', parts)
         yield problem, f'{problem}, or {{ppo.whiten_rewards}} false'
+        yield (
+            self.ppo.batch_size == parts and self.task.response_length == 1,
+            '{ppo.nminibatches=} of {ppo.batch_size=} with {task.response_length=}: use fewer, as a'
+            ' minibatch of one token teaches nothing',
+        )
         online = self.rewards.online
         is_asking_people = online is not None and online.asks_people
         serves_nobody = self.run.serve is not None and not is_asking_people
