@@ -62,7 +62,8 @@ def export(model_dir: str, output_dir: str, form: str = 'model') -> None:
     if len(directories) > 1:
         print('Each is a model of its own; the reward of the run is the mean of their scores')
     print(f'{model_card.FILE} there says what is known about it; add its licence and its languages')
-    print('Nothing was uploaded; to upload it, with a repository of yours in place of ORG/NAME:')
+    each = ', another one for each model' if len(directories) > 1 else ''
+    print(f'Nothing was uploaded; to upload it, give a repository of yours as ORG/NAME{each}:')
     for directory in directories:
         print(f'hf upload ORG/NAME {shlex.quote(directory)}')
 

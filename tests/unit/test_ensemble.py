@@ -236,6 +236,7 @@ def test_a_policy_learns_from_the_members_of_a_run(trained, policy):
 
 def test_each_member_is_exported(trained, tmp_path):
     result = succeed(f'export {trained} {tmp_path}/out')
+    assert 'give a repository of yours as ORG/NAME, another one for each model:\n' in result.stdout
     assert f'{tmp_path}/out/reward_model_2' in result.stdout
     assert '%' not in result.stderr  # no progress bar in a file
     assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == list(MEMBERS)
