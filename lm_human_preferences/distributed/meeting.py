@@ -167,6 +167,7 @@ def open_store(place: Endpoint, listener: socket.socket | None, seconds: int) ->
         raise RankLost(
             f'nothing answers at {place.address}, TCP port {place.port} within {seconds} s:'
             ' MASTER_ADDR and MASTER_PORT must name the host of rank 0 and a free port there'
+            ' (torchrun: by --local-addr on that host)'
         ) from error
     return dist.PrefixStore(place.job, store)
 
