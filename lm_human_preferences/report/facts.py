@@ -142,7 +142,9 @@ def answer(run: Run) -> list[tuple[str, str, list[str]]]:
         measured, _, chance = unseen
         found.append((UNSEEN, measured, [f'right; by chance {chance}']))
     if labels:
-        notes = [f'{number(labels.get("simulated"))} of {number(labels.get("found"))} simulated']
+        notes = []
+        if 'simulated' in labels:
+            notes = [f'{number(labels["simulated"])} of {number(labels.get("found"))} simulated']
         found.append(('Labels learned from', number(labels.get('learned_from')), notes))
     return found
 

@@ -29,7 +29,8 @@ OF_NAMES = ('labels.without', 'serve.labellers')  # endings of options whose val
 NAMES = 'NAMES'  # shown in place of such a value
 MOST_ALARMS = 8
 _WORD = r"""(?:'[^']*'|"[^"]*"|\S)+"""  # word of a command line, with its quotes
-_NAMING = re.compile(rf'((?:{"|".join(map(re.escape, OF_NAMES))})[ =]){_WORD}')
+_OPTION = rf'--[\w.-]*(?:{"|".join(map(re.escape, OF_NAMES))})[ =]'
+_NAMING = re.compile(rf"(')?({_OPTION})(?(1)[^']*'|{_WORD})")  # the option is in quotes, or not
 
 
 def counts(run: Run) -> Table:
@@ -99,7 +100,7 @@ def command_lines(command: Mapping[str, Any], has_names: bool) -> str:
     """Return a recorded command with one option a line, which can be pasted."""
     text = str(command.get('command') or NOT_RECORDED)
     if not has_names:
-        text = _NAMING.sub(rf'\1{NAMES}', text)
+        text = _NAMING.sub(rf'\2{NAMES}', text)
     lines = []
     for word in re.findall(_WORD, text):
         lines.append(f'\\\n    {word}' if word.startswith('--') else word)

@@ -187,7 +187,10 @@ def resume_hint(hparams: Training) -> str:
             step = names.step_of(saved[0])
             name = files.network.replace('_', ' ')
             return f'Step {step} of the {name} is saved; to go on from there: {command}'
-    return f'No step is saved yet; to go on with the same settings: {command}'
+    saved = 'No step is saved yet'
+    if os.path.exists(os.path.join(directory, networks[0].finished, names.LIST)):
+        saved = 'So far, only finished reward models are saved'
+    return f'{saved}; to go on with the same settings: {command}'
 
 
 def ranks_of(directory: str | None) -> int | None:

@@ -59,10 +59,12 @@ def held(directory: str, ranks: int) -> Iterator[None]:
             _name_holder(lock, ranks)
             yield
         finally:
+            # A user may have deleted it, so that another process has made it anew.
             with contextlib.suppress(OSError):  # an upload has deleted it; or it is not empty
-                os.remove(lock.name)
-                if is_new:
-                    os.rmdir(directory)
+                if os.path.samestat(os.stat(lock.name), os.fstat(lock.fileno())):
+                    os.remove(lock.name)
+                    if is_new:
+                        os.rmdir(directory)
 
 
 def _name_holder(lock: io.FileIO, ranks: int) -> None:

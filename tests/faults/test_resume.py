@@ -379,6 +379,14 @@ def test_what_was_killed_before_it_had_its_settings_is_no_run(tmp_path):
         run_dir.refuse_existing(hparams)
 
 
+def test_lock_that_another_process_has_made_anew_stays(tmp_path):
+    with run_lock.held(str(tmp_path), ranks=1):
+        (tmp_path / 'lock').unlink()  # by a user who thinks that this process has ended
+        other = run_lock.acquire(str(tmp_path))
+    with other:
+        assert (tmp_path / 'lock').exists()
+
+
 def test_lock_of_another_host(tmp_path):
     (tmp_path / 'lock').write_text('process 7 on elsewhere, since 2019-09-19 10:00:00, 8 rank(s)')
     told = pytest.raises(UserError, match=r'8 rank\(s\) is writing .* there, delete this file')

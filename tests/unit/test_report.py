@@ -206,10 +206,18 @@ def test_labellers_need_not_be_named(tmp_path, has_names):
     write_settings(runs[0], 'train_reward', 'test', ranks=1, **settings)
     write_learned(runs[0], source=f'{runs[1]}/labels')
     line = './launch.py train_reward test x --labels.without ivo --run.serve.labellers=hedda'
+    line += " '--labels.without=ivo, hedda'"
     write_command(runs[0], line, '2026-11-08T08:00:00Z')
     text = page_of(*runs, has_names=has_names)
     assert [name in text for name in LABELLERS] == [has_names] * 2
     assert ('--run.serve.labellers=NAMES' in text) == ('labeller 1' in text) == (not has_names)
+
+
+def test_numbers_of_simulated_labels_are_not_made_up(tmp_path):
+    """A file of labels does not say who has answered."""
+    run = write_run(tmp_path / 'run', 'train_reward', labels__source='labels.json')
+    write_learned(run, source='labels.json', found=4, learned_from=3)
+    assert facts.answer(read(run))[-1] == ('Labels learned from', '3', [])
 
 
 # ---------------------------------------------------------------- facts one by one
