@@ -194,7 +194,7 @@ def get_dataset(name: str, labels: str | None = None) -> Dataset:
         if info.labels_stand_in:
             generator = functools.partial(generator, labels=labels)
         return Dataset(name, generator, is_new=False)
-    if not str(name).endswith('.jsonl') and not storage.is_table(str(name)):
+    if not str(name).endswith(('.jsonl', '.parquet')) and not storage.is_table(str(name)):
         raise UserError(
             f'--task.query_dataset {name}: choose {registry.choices()} or a .jsonl or .csv file'
             ' of texts'

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lm_human_preferences import shell, storage
 from lm_human_preferences.checkpointing import names
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.runs import run_record
 from lm_human_preferences.runs.run_files import RECORD
 from lm_human_preferences.storage import local_files
@@ -191,9 +191,10 @@ class Uploader:
 def uploaded(url: str, directory: str, pattern: re.Pattern[str]) -> Iterator[None]:
     """Upload a directory during the block, and delete it afterwards unless something failed."""
     place = storage.join(url, 'access')  # a file that shows whether uploads are allowed
-    storage.write(place, io.BytesIO())
-    storage.remove(place)
-    known = run_record.processes(url)  # also those of a run that is overwritten
+    with about_option('--save_dir', storage.StorageError):
+        storage.write(place, io.BytesIO())
+        storage.remove(place)
+        known = run_record.processes(url)  # also those of a run that is overwritten
     uploader = Uploader(url, directory, pattern, known)
     try:
         yield

@@ -394,7 +394,7 @@ def test_what_is_wrong_is_told_at_once(server, store, blobs, monkeypatch):
 
     server.faults.append(Fault('status', 403, times=None, method='PUT'))
     place = 'https://private.blob.core.windows.net/runs/run/access'
-    assert error() == f'{place}: unexpected status 403'
+    assert error() == f'--save_dir {place}: unexpected status 403'
     server.faults.clear()
     missing = "No such file or container/account does not exist: 'az://private/nowhere/run/access'"
     assert missing in error('az://private/nowhere')
