@@ -1,4 +1,4 @@
-"""Recommended reward training by number of labels, as measured in benchmarks/labels.md."""
+"""Options recommended to train on a given number of labels, from benchmarks/labels.md."""
 
 import itertools
 import os
@@ -16,13 +16,13 @@ from lm_human_preferences.runs.run_files import POLICY, usual_directory
 # (largest number of labels, epochs). With fewer epochs the reward model underfits; with more it
 # overfits the labellers' errors, above all where there are many labels.
 EPOCHS = ((512, 16), (4096, 4))
-MEMBERS = 4  # reward models whose mean is the reward
-# Most labels from which a head on a large model's frozen hidden states learns more than a network
+MEMBERS = 4  # number of reward models; their mean is the reward
+# Up to so many labels, a head on a large model's frozen hidden states beats a trained network.
 MOST_FOR_HEAD = 512
 
 
 def training_options(labels: int, *, is_large: bool) -> list[str]:
-    """Return options for a new reward model. is_large: whether its language model is large."""
+    """Return options to train a reward model. is_large: whether its language model is large."""
     if is_large and labels <= MOST_FOR_HEAD:
         return [f'--{NEW_MODEL}.features', 'frozen']
     epochs = str(epochs_for(labels))
@@ -30,7 +30,7 @@ def training_options(labels: int, *, is_large: bool) -> list[str]:
 
 
 def epochs_for(labels: int) -> int:
-    """Return the epochs for a training on so many labels."""
+    """Return the recommended number of epochs for so many labels."""
     for most, epochs in EPOCHS:
         if labels <= most:
             return epochs
@@ -40,7 +40,7 @@ def epochs_for(labels: int) -> int:
 def training_command(
     folder: LabelFolder, experiments: Experiments, labels: int, without: str | None = None
 ) -> str:
-    """Return the command that trains a policy on so many labels, all but those of `without`."""
+    """Return the train_policy command for a folder's labels, except those by `without`."""
     experiment, for_task = _experiment_and_task(folder.task, experiments)
     path = os.path.abspath(folder.path)
     name = os.path.basename(path)
@@ -54,7 +54,7 @@ def training_command(
     words += [f'--{NEW_MODEL}.labels.num_train', 'None']
     if without:
         words += [f'--{NEW_MODEL}.labels.without', without]
-    # A model that is trained by adapters is large, and knows more than a few labels can teach.
+    # A model is assumed to be large if it is trained by adapters.
     is_large = folder.task['task'].get('policy', {}).get('lora') is not None
     words += training_options(labels, is_large=is_large)
     return shell.typed('./launch.py train_policy', *words)
@@ -63,9 +63,9 @@ def training_command(
 def _experiment_and_task(
     content: Mapping[str, Any], experiments: Experiments
 ) -> tuple[str, dict[str, Any]]:
-    """Return the experiment of a folder, and the options in which the folder's task differs.
+    """Return (experiment of a folder, {option: value} for which the folder's task differs from it).
 
-    content: that of task.json. If it names no experiment, the one with the most similar task.
+    content: parsed task.json. If it names no experiment, that with the most similar task is taken.
     """
     options = {}
     for key, binds in experiments.items():

@@ -1,4 +1,4 @@
-"""Command `label`: questions of a folder in a terminal, where one key chooses and goes on."""
+"""Command `label`: a folder's questions, to be answered by single keys or on a web page."""
 
 import os
 import re
@@ -23,9 +23,9 @@ from lm_human_preferences.utils import stop_signals
 from lm_human_preferences.utils.streams import note
 from lm_human_preferences.utils.terminal import columns, printable
 
-WIDEST = 80  # columns that a question takes
+WIDEST = 80  # largest number of columns that a question takes
 HIGHEST_KEY = 9
-GUARD_SECONDS = 0.25  # a key within this time was meant for the question before, as on the page
+GUARD_SECONDS = 0.25  # a key pressed so soon was meant for the last question, as on the page
 UNDO = ('u', '\x7f', '\b')  # the latter two are what backspace sends
 ENTER = ('\r', '\n')
 HELP_KEYS = ('h', '?')
@@ -42,7 +42,7 @@ def label(
     web: dict[str, Any] | None = None,
     simulate: dict[str, Any] | None = None,
 ) -> None:
-    """Have a labeller answer the questions of a folder."""
+    """Have people, or a simulated labeller, answer the questions of a folder."""
     if web is not None:
         options = LabelHParams(labeller=labeller, web=WebHParams(**web))
         serve(folder, options)
@@ -80,7 +80,7 @@ def serve(folder: str, options: LabelHParams) -> None:
 
 def _simulate(folder: LabelFolder, labeller: str, reward: str, **options: Any) -> None:
     """Have a simulated labeller answer. reward: see loading.load_reward_model."""
-    # They load torch, which people need not wait for.
+    # Imported here, as they load torch, for which people need not wait.
     from lm_human_preferences.commands.sampler import warnings_only
     from lm_human_preferences.labels import simulated
     from lm_human_preferences.reward_sources.loading import load_reward_model
@@ -105,7 +105,7 @@ class Session:
         self.encoder = tokenisers.for_people(encoder, self.folder.task['task'].get('chat'))
         self.columns = columns(WIDEST)
         self.given = 0
-        self.pressed: list[int] = []  # so far, of an answer that takes several keys
+        self.pressed: list[int] = []  # numbers pressed so far for this answer
         self._shown_at = time.monotonic()
         if self.control.first < 0 or self.control.last > HIGHEST_KEY:
             raise UserError(
@@ -114,7 +114,7 @@ class Session:
             )
 
     def run(self) -> None:
-        """Ask until the labeller leaves."""
+        """Ask questions until the labeller leaves."""
         if not self.labeller.done():
             self._show_help()
         try:
@@ -144,7 +144,7 @@ class Session:
                 self._show_help()
 
     def _ask(self, question: Question) -> None:
-        """Show a question until it is answered, skipped, or left for the one before."""
+        """Show a question until it is answered or skipped, or an earlier answer is taken back."""
         tokens = self.folder.tokens(question)
         order = self.labeller.order(question)
         self.pressed = []
@@ -157,7 +157,7 @@ class Session:
             since_shown = time.monotonic() - self._shown_at
             is_too_soon = self.keys.are_pressed and since_shown < GUARD_SECONDS
             if is_too_soon and (is_part or key == 's'):
-                continue  # it was meant for the question before
+                continue  # meant for the last question
             if is_part:
                 self.pressed.append(int(key))
                 if len(self.pressed) == self.control.keys:
@@ -193,7 +193,7 @@ class Session:
         return key
 
     def _skip(self, question: Question, begin: float) -> bool:
-        """Ask why, and record it; False if the labeller changes their mind."""
+        """Ask for a reason and record the skip; return False if the labeller does not skip."""
         click.echo('Why? Any other key: do not skip')
         reasons = {str(number): reason for number, reason in enumerate(REASONS, start=1)}
         for key, reason in reasons.items():
@@ -248,7 +248,7 @@ class Session:
         click.echo(f'so far: {numbers} (u takes back the last one)')
 
     def _show_text(self, mark: str, tokens: Sequence[int]) -> None:
-        """Show a text, its line ends visible, whatever could change the terminal escaped."""
+        """Print a text with visible line ends, and with control characters escaped."""
         text = self.encoder.decode(self.encoder.without_padding(tokens))
         text = '⏎\n'.join(map(printable, text.split('\n')))
         for line in text.split('\n'):

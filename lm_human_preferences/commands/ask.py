@@ -1,4 +1,4 @@
-"""Command `ask`: questions about samples of one policy or two, or about texts of a file."""
+"""Command `ask`: add questions about samples of one or two policies, or texts of a file."""
 
 import os
 from typing import Any
@@ -39,9 +39,9 @@ from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import progress
 
-INITIAL = 'initial'  # the model that an experiment begins with
-PARTS = {TRAIN: 'train', VALIDATION: 'test'}  # of the data set, for each kind of question
-MAY_DIFFER = ('query_dataset', 'policy', 'penalty_reward_value')  # settings that a run may change
+INITIAL = 'initial'  # name that stands for an experiment's initial model
+PARTS = {TRAIN: 'train', VALIDATION: 'test'}  # {kind of question: split of the data set}
+MAY_DIFFER = ('query_dataset', 'policy', 'penalty_reward_value')  # task settings that may differ
 
 
 def ask(
@@ -51,7 +51,7 @@ def ask(
     folder: str,
     options: AskHParams,
 ) -> None:
-    """Add questions to a folder."""
+    """Add questions to a folder; create the folder if it does not exist."""
     task, policy, against = reward_hparams.task, options.policy, options.against
     check_folder(folder)
     _check_options(reward_hparams, options)
@@ -202,14 +202,14 @@ def _check_options(settings: HParams, options: AskHParams) -> None:
 
 
 def _resolved(name: str) -> str:
-    """Return the name of a policy, the same for all spellings of its path."""
+    """Return a policy's name, made the same for all spellings of its path."""
     if name == INITIAL or storage.is_remote(name):
         return name.rstrip('/')
     return os.path.realpath(name)
 
 
 def _shown(options: AskHParams) -> str:
-    """Return the name under which the answers of --policy are kept."""
+    """Return the name of the policy that a folder records for samples of --policy."""
     policy = _resolved(options.policy)
     if options.best_of == 1:
         return policy
@@ -220,7 +220,7 @@ def _shown(options: AskHParams) -> str:
 def _load_policy(
     name: str, task: lm_tasks.TaskHParams, options: AskHParams | None = None
 ) -> Policy:
-    """Load a policy. options: None for one whose responses are not the best of several."""
+    """Load a policy. options: None to ignore --best_of, which chooses among several responses."""
     if name == INITIAL:
         source = Source.of_task(task.to_nested_dict())
     else:
@@ -233,7 +233,7 @@ def _load_policy(
 
 
 def _check_task_of_run(name: str, task: lm_tasks.TaskHParams) -> None:
-    """Raise UserError if the task of a run is not the one of the questions."""
+    """Raise UserError if a run was trained on another task than `task`, that of the questions."""
     with about_option('--policy or --against'):
         run_task = load_run_hparams(name).task
     there = run_task.to_nested_dict()
@@ -256,7 +256,7 @@ def _one_encoding(policies: dict[str, Policy]) -> Encoding:
 
 
 def _labellers(options: AskHParams, number: int) -> int:
-    """Return the number of labellers of a training question. number: its index among them."""
+    """Return how many labellers a training question needs. number: index of the question."""
     is_for_several = int((number + 1) * options.repeated) > int(number * options.repeated)
     return options.labellers if is_for_several else 1
 
@@ -268,7 +268,7 @@ def _ask_sampled(
     kind: str,
     options: AskHParams,
 ) -> int:
-    """Add questions until there are enough, or no new ones are found; return their number."""
+    """Sample questions until there are enough, or no new ones are found; return their number."""
     count = options.count
     weights = {name: policy.digest() for name, policy in sampler.policies.items()}
     header = {

@@ -1,4 +1,4 @@
-"""Best of n: of several responses to a query, the one with the highest score."""
+"""Best-of-n sampling: of n responses to a query, keep the one with the highest score."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import ScoringModel, make_score_fn
 from lm_human_preferences.utils.core import TokenIds, token_ids
 
-OF_CHOICE = ('rank', 'mean_score', 'choice_kl')  # what Choice says of a response
+OF_CHOICE = ('rank', 'mean_score', 'choice_kl')  # names in samples of Choice's last three fields
 
 
 class Choice(NamedTuple):
-    """Best of n responses to each query; all are (queries,)."""
+    """Best of n responses to each query: tensors (queries,)."""
 
-    best: torch.Tensor  # index of the response, the first of those that are equally good
-    rank: torch.Tensor  # 1; with ties the mean rank of the tied ones, such as 1.5
-    mean_score: torch.Tensor  # of all n
-    kl: torch.Tensor  # see choose
+    best: torch.Tensor  # index of the best response, the first if several are equally good
+    rank: torch.Tensor  # rank of `best`: 1, or with ties the mean of their ranks, such as 1.5
+    mean_score: torch.Tensor  # mean score of the n responses
+    kl: torch.Tensor  # KL divergence of best-of-n sampling, see `choose`
 
 
 def choose(scores: torch.Tensor, is_valid: torch.Tensor | None = None) -> Choice:
-    """Choose the best by `scores (queries, n)`; a NaN is worse than any number.
+    """Choose the response with the highest of `scores (queries, n)`; NaN is worse than any number.
 
-    is_valid: (queries, n), which responses have an end where the task wants one. The others come
-    last, as their score, the penalty, may be above that of a response with an end.
+    is_valid: bool (queries, n), False for a response without the end that the task wants. These
+    come last, since their score, a penalty, may be above that of a response with an end.
 
-    The best of n has the KL divergence E log((F^n - G^n) / (F - G)) from the model that was
-    sampled, where F and G are the probabilities that the model gives to scores up to the best one
-    and to those below it. Here F is 1 and G is the fraction of the n responses that score less.
-    The bound log n - (n - 1) / n is what it is without ties. It is 0 if all are equally good.
+    Best-of-n sampling has the KL divergence E log((F^n - G^n) / (F - G)) from the sampled model,
+    where F is the probability that a response scores at most as high as the best one, and G that
+    it scores less. Here F is 1, and G is the fraction of the n responses that score less. KL is
+    bounded by log n - (n - 1) / n, its value without ties; it is 0 if all are equally good.
     """
     n = scores.shape[1]
     comparable = scores.double().nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
@@ -54,12 +54,12 @@ def choose(scores: torch.Tensor, is_valid: torch.Tensor | None = None) -> Choice
 
 
 class BestOfN(Policy):
-    """Policy whose every response is the best of `n` by a reward, scored as in a training."""
+    """Policy that samples `n` responses, scores them as in training, and returns the best."""
 
     def __init__(
         self, model: TrainedModel, reward: ScoringModel, task: TaskHParams, n: int, **settings: Any
     ) -> None:
-        """settings: of a Policy."""
+        """Build the policy. settings: keyword arguments of Policy."""
         super().__init__(model, **settings)
         self.reward, self.n = reward, n
         self.score_fn = make_score_fn(task, reward)
@@ -68,7 +68,7 @@ class BestOfN(Policy):
     def respond(
         self, queries: TokenIds, length: int, samples_per_query: int = 1
     ) -> dict[str, torch.Tensor]:
-        """Return what Policy.respond does, 'score', OF_CHOICE and, by a head, 'score_std'.
+        """Return the fields of Policy.respond, 'score', OF_CHOICE and, from a head, 'score_std'.
 
         The n responses to each of `queries (batch, query_length)` are sampled in one batch.
         """
@@ -76,7 +76,7 @@ class BestOfN(Policy):
         drawn = super().respond(rows, length, self.n * samples_per_query)
         rows, responses = rows.to(self.device), drawn['responses']
         given = {}
-        if isinstance(self.reward, FrozenReward):  # which then reads each query once
+        if isinstance(self.reward, FrozenReward):  # a head, which then reads each query once
             blocks = self.reward.blocks
             given['states'] = self.reward.reference.states(rows, responses, self.n, blocks)
         drawn |= self.score_fn(rows, responses, **given)[2]

@@ -1,4 +1,4 @@
-"""`./launch.py doctor`: checks of this machine; each returns what it found, or raises UserError."""
+"""Command `doctor`: checks of this machine. Each returns what it found, or raises UserError."""
 
 import functools
 import importlib.metadata
@@ -19,12 +19,12 @@ from lm_human_preferences.runs.run_files import usual_directory
 from lm_human_preferences.training import memory
 
 ROOT = Path(__file__).parents[2]
-# Pipfile.lock has wheels for these and what is between; tools/ knows the same versions.
+# Pipfile.lock has wheels for these versions and all between; tools/ has the same versions.
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)
-# GiB that a 124M run takes, with two checkpoints and micro-batches of 8.
+# GiB that a run of GPT-2 124M needs, with two checkpoints and micro-batches of 8.
 LEAST_DISK = 10
 LEAST_MEMORY = 6
-PATIENCE = 180  # seconds for a training step; most of them go into starting
+PATIENCE = 180  # most seconds that a training step may take, including the start of the program
 STEP = (
     'train_policy test doctor --save_dir=None --run.console=original --ppo.total_episodes=64'
     ' --rewards.train_new_model=off --rewards.trained_model=test'
@@ -97,7 +97,7 @@ def _mpi() -> str:
 
 
 def step(*options: str) -> str:
-    """Take one step of the experiment `test`; several ranks leave a single GPU alone."""
+    """Run a training step of the experiment `test`; several ranks do not use a single GPU."""
     import torch
 
     gpus = {'CUDA_VISIBLE_DEVICES': ''} if torch.cuda.device_count() == 1 and options else {}
@@ -115,7 +115,7 @@ def step(*options: str) -> str:
 
 
 def doctor() -> None:
-    """Print what every check finds; SystemExit 1 if not even one rank can train."""
+    """Print what each check finds; SystemExit with 1 if not even one rank can train."""
     checks = {
         'Python': _python,
         'packages': _packages,
@@ -133,7 +133,7 @@ def doctor() -> None:
     for name, check in checks.items():
         try:
             print(f'ok       {name}: {check()}', flush=True)
-        except Exception as e:  # whatever stops a check is what the user came to hear
+        except Exception as e:  # any error is a finding for the user
             text = str(e) if isinstance(e, UserError) else f'{type(e).__name__}: {e}'
             print(f'problem  {name}: {" ".join(text.splitlines())}', flush=True)
             broken.add(name)

@@ -1,4 +1,4 @@
-"""Dry run: check and show what a training reads first, as far as it is on this machine."""
+"""Dry run: check a training's inputs, and show some, as far as they are on this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lm_human_preferences.training import memory
 from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.core import default_device
 
-SHOWN = 200  # characters of a text
+SHOWN = 200  # characters of a text that are shown
 
 
 def dry_run(
@@ -74,7 +74,7 @@ def _start(settings: Settings, ranks: int) -> str:
 
 
 def _initial_model(plan: Plan, unchecked: list[str]) -> tuple[Encoding | None, Sizes | None]:
-    """Return encoding and sizes of the initial model, if they are here; UserError for a bad one."""
+    """Return (encoding, sizes) of the initial model; (None, None) if it is not on this machine."""
     task = plan.settings.task
     name = task.policy.initial_model
     known = lm_tasks.known_model(name)
@@ -101,7 +101,7 @@ def _initial_model(plan: Plan, unchecked: list[str]) -> tuple[Encoding | None, S
 
 
 def _memory(plan: Plan, sizes: Sizes, ranks: int) -> list[str]:
-    """Return what is expected, and warnings; UserError if a batch alone does not fit."""
+    """Return lines on the memory expected, with warnings; UserError if a batch does not fit."""
     device = default_device()
     free = memory.free_bytes(device, ranks)
     estimates = plan.memory(sizes, ranks)
@@ -114,7 +114,7 @@ def _memory(plan: Plan, sizes: Sizes, ranks: int) -> list[str]:
 
 
 def _queries(plan: Plan, encoder: Encoder | None, unchecked: list[str]) -> list[str]:
-    """Return the first query, and notes on all of them."""
+    """Return lines: the first query, and notes on all queries."""
     task = plan.settings.task
     name = task.query_dataset
     if registry.info(name).downloaded or not _is_here(name):
@@ -134,7 +134,7 @@ def _queries(plan: Plan, encoder: Encoder | None, unchecked: list[str]) -> list[
 def _check_online(
     policy: TrainPolicy, retraining: TrainReward, encoding: Encoding | None, unchecked: list[str]
 ) -> None:
-    """Check the collecting of labels, which needs no source but may take a source's queries."""
+    """Check an online training: its labels have no source, but its queries may be from one."""
     online = policy.settings.rewards.online
     if online is not None and online.source == 'mock' and encoding is not None:
         known_reward.check_encoding(encoding)
@@ -145,7 +145,7 @@ def _check_online(
 def _labels(
     phase: TrainReward, encoding: Encoding | None, encoder: Encoder | None, unchecked: list[str]
 ) -> list[str]:
-    """Return the first label, if labels are read from files."""
+    """Check the labels; return a line with the first one if they are read from files."""
     settings, elsewhere = phase.settings, sources_elsewhere(phase)
     unchecked += elsewhere
     if settings.labels.are_sampled:
@@ -168,7 +168,7 @@ def _labels(
 def _reward(
     policy: TrainPolicy, encoding: Encoding | None, sizes: Sizes | None, unchecked: list[str]
 ) -> list[str]:
-    """Return the scores of two queries as their own responses, by a reward that reads texts."""
+    """Check the reward; return a line with its scores of two texts if it reads texts."""
     elsewhere = policy.source.elsewhere()
     unchecked += elsewhere
     if elsewhere:
@@ -184,7 +184,7 @@ def _reward(
 
 
 def _two_texts(name: str) -> list[Texts]:
-    """Return two queries of a data set as their own responses; made up ones if it is not here."""
+    """Return two queries, each with itself as response; made-up ones if there are none here."""
     queries = [jsonl.Query('', 'A query.', {})] * 2
     if name not in registry.DATASETS:
         if _is_here(name):
@@ -196,7 +196,7 @@ def _two_texts(name: str) -> list[Texts]:
 
 
 def sources_elsewhere(phase: TrainReward) -> list[str]:
-    """Return the sources of labels that are not on this machine, as options."""
+    """Return the options that name sources of labels which are not on this machine."""
     labels = phase.settings.labels
     sources = labels.sources()
     return [labels.setting(name) for name, path in sources.items() if not _is_here(path)]

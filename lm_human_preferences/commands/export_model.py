@@ -32,15 +32,15 @@ from lm_human_preferences.storage import outputs
 from lm_human_preferences.training import precision
 from lm_human_preferences.training.model_sizes import is_model
 
-CardOf = Callable[..., str]  # returns the model card
-RESPONSES = 'texts'  # folder with the tokeniser of responses, beside a head
+CardOf = Callable[..., str]  # function that returns the text of the model card
+RESPONSES = 'texts'  # folder, in that of a head, for the tokeniser of responses
 
 
 def export(model_dir: str, output_dir: str, form: str = 'model') -> None:
-    """Save a model, with its card, for transformers, or with form 'adapter' for PEFT."""
+    """Save a model and its card for transformers, or with form 'adapter' for PEFT."""
     import transformers
 
-    transformers.utils.logging.disable_progress_bar()  # in a file, too, it would show one
+    transformers.utils.logging.disable_progress_bar()  # else shown in redirected output, too
     with outputs.new_directory(output_dir, SafetensorError):
         if is_classifier(model_dir):
             raise UserError(
@@ -101,7 +101,7 @@ def _export_policy(
 
 @torch.no_grad()
 def _logits(network: Network, tokens: Sequence[int]) -> torch.Tensor:
-    """Return the logits (n_vocab,) after the tokens."""
+    """Return the logits (n_vocab,) of the token that follows `tokens`."""
     with precision.plain():
         return network.logits(network.hidden(torch.tensor([tokens])))[0, -1]
 
@@ -117,9 +117,9 @@ def _context(task: lm_tasks.TaskHParams | None, encoder: Encoder) -> list[int]:
 
 
 def _check_context(directory: str, task: lm_tasks.TaskHParams, context: list[int]) -> bool:
-    """Check that transformers makes the same context; UserError if it does not.
+    """Check that transformers encodes the same context; UserError if it does not.
 
-    Return True where it differs only because prefix, query and suffix were encoded one by one.
+    Return True, without an error, if a prefix or suffix that was encoded separately is the cause.
     """
     content = f'{task.query_prefix}{checks.QUERY}{task.query_suffix}'
     is_chat = bool(task.chat)
@@ -139,7 +139,7 @@ def _has_tokeniser(directory: str) -> bool:
 
 
 def _is_here(base: str) -> bool:
-    """Return whether an adapter's base is on this machine; if not, note what is not checked."""
+    """Return whether an adapter's base is on this machine; print a note if it is not."""
     if os.path.exists(base):
         return True
     print(f'note: it is not checked by loading it, as its base {base} would be downloaded')
@@ -147,7 +147,7 @@ def _is_here(base: str) -> bool:
 
 
 def _base(saved: trained_models.TrainedModel, output_dir: str, of_base: record.Record) -> str:
-    """Return a base of a model's adapters that PEFT can load; make one if there is none."""
+    """Return the path or hub name of the adapters' base, for PEFT; save a copy if needed."""
     name, directory = of_base.base, saved.savedir
     for released_name in released.RELEASED:
         if name == released.directory_of(released_name):
@@ -156,7 +156,7 @@ def _base(saved: trained_models.TrainedModel, output_dir: str, of_base: record.R
     is_whole = is_there and trained_models.is_saved_by_transformers(name)
     if is_whole and not peft_files.is_peft(name):
         return name
-    assert directory is not None  # as it has a record
+    assert directory is not None  # as the model has a saved record of its base
     base = trained_models.TrainedModel(record.base_of(directory, of_base))
     path = os.path.join(os.path.abspath(output_dir), run_files.BASE)
     base.to_transformers().save_pretrained(path)
@@ -166,12 +166,12 @@ def _base(saved: trained_models.TrainedModel, output_dir: str, of_base: record.R
 
 
 def _ends(task: lm_tasks.TaskHParams, encoder: Encoder) -> list[int]:
-    """Return the tokens at which sampling stops."""
+    """Return the ids of the tokens at which sampling stops, sorted."""
     return sorted(lm_tasks.truncate_tokens(task, encoder) or ()) if task.stops else []
 
 
 def _write_generation_config(temperature: float, ends: list[int], output_dir: str) -> None:
-    """Write the settings with which `generate` of transformers samples as the training did."""
+    """Write settings by which `generate` of transformers samples as in the training."""
     from transformers import GenerationConfig
 
     GenerationConfig(
@@ -203,7 +203,7 @@ def _export_reward_models(
 
 
 def _export_head(directory: str, output_dir: str, card_of: CardOf, is_adapter: bool) -> None:
-    """Save the initial model with the head on its hidden states."""
+    """Save the initial model together with the head on its hidden states."""
     if is_adapter:
         raise UserError(
             f'--form adapter: {directory} is a head on a model without adapters; leave --form out'
@@ -222,7 +222,7 @@ def _export_head(directory: str, output_dir: str, card_of: CardOf, is_adapter: b
     model.encoding.write_tokeniser(output_dir)
     if not _has_tokeniser(output_dir):
         tokeniser.write_tokeniser(model.encoding, longest, output_dir, pads=False)
-        model.encoding.write_files(output_dir)  # for this program
+        model.encoding.write_files(output_dir)  # for this program to read
     responses = os.path.join(output_dir, RESPONSES)
     tokeniser.write_tokeniser(model.encoding, longest, responses, pads=False)
     head.save(output_dir, about)
@@ -261,12 +261,12 @@ def _reward_model_in(model_dir: str) -> trained_models.TrainedModel | None:
     model = trained_models.TrainedModel(model_dir)
     if not model.is_reward_model():
         return None
-    assert model.savedir is not None  # the model 'test' is none
+    assert model.savedir is not None  # None only for 'test', which is no reward model
     return saved_model(model.savedir)
 
 
 def _has(directory: str, files: run_files.CommandFiles) -> bool:
-    """Return whether a directory (path or URL) is a run with the network of that command."""
+    """Return whether a run (path or URL) has the network that the command of `files` trains."""
     return is_model(storage.join(directory, files.network))
 
 

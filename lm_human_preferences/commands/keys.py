@@ -1,4 +1,4 @@
-"""Keys that somebody presses at a terminal, or that come through a pipe."""
+"""Keys pressed at a terminal, or read from a pipe."""
 
 import contextlib
 import sys
@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import click
 
-REPEAT_SECONDS = 0.5  # the same key within this time is held down, or pressed by mistake
+REPEAT_SECONDS = 0.5  # a key repeated so soon is held down, or pressed by mistake
 
 
 @contextlib.contextmanager
 def keys_at_once() -> Iterator[None]:
-    """Read a terminal without Enter and echo within the block."""
+    """Make keys available at once within the block, without Enter, and do not echo them."""
     if not sys.stdin.isatty():
         yield
         return
@@ -27,12 +27,12 @@ def keys_at_once() -> Iterator[None]:
 
 
 class Keys:
-    """Keys as they are pressed on a terminal, or characters of a pipe; EOFError at its end."""
+    """Keys pressed on a terminal, or characters of a pipe; EOFError at the end of the pipe."""
 
     def __init__(self) -> None:
         self.are_pressed = sys.stdin.isatty()
         self._waiting: list[str] = []
-        self._last, self._when = '', 0.0  # key that came last
+        self._last, self._when = '', 0.0  # last key, and when it came
 
     def next(self) -> str:
         """Return the next key, or '' for an arrow or function key; KeyboardInterrupt for Ctrl-C."""

@@ -1,4 +1,4 @@
-"""Report on a folder of labels, and their export."""
+"""Command `labels`: report on a folder of labels, and export them."""
 
 import json
 from collections.abc import Collection
@@ -28,7 +28,7 @@ def report_labels(
     without: str | None = None,
     reward: str | None = None,
 ) -> None:
-    """Print the report on a folder, and write what is asked for; see ReportHParams."""
+    """Print the report on a folder, and write the files that are asked for; see ReportHParams."""
     for option, path in (('--export', export), ('--output', output)):
         if path is not None:
             with about_option(option):
@@ -53,7 +53,7 @@ def report_labels(
 
 
 def _on_reward_model(folder: LabelFolder, run: str, names: Collection[str]) -> dict[str, Any]:
-    """Return the part of the report that needs a reward model."""
+    """Return {'reward': how well the reward of `run` predicts the labels}."""
     # Imported here, as they load torch, which the rest of the report does not need.
     from lm_human_preferences.commands.sampler import warnings_only
     from lm_human_preferences.evaluation import reward_on_labels

@@ -28,7 +28,7 @@ from lm_human_preferences.training import precision as precisions
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.core import set_seed
 
-SHOWN = 60  # characters of a prompt in an error message
+SHOWN = 60  # characters of a prompt that an error message shows
 
 
 def sample_policy(
@@ -51,7 +51,7 @@ def sample_policy(
     console: str = 'summary',
     comm: comms.Comm | None = None,
 ) -> None:
-    """Print `nsamples` (over all ranks) queries with responses; options: see sample.py."""
+    """Print `nsamples` queries with responses (all ranks together); options: see sample.py."""
     comm = comm or comms.init_comm()
     file = SampleFile(output if comm.rank == 0 else None)
     is_original = console == 'original'
@@ -94,7 +94,7 @@ def sample_policy(
 
 
 def _checked_encoder(source: Source, precision: str, *, is_original: bool) -> Encoder:
-    """Return the encoder of a model, with precision set and lengths checked."""
+    """Set the precision, check the task's lengths, and return the model's encoder."""
     sizes, encoder = source.model.sizes(), source.model.encoding.get_encoder()
     if is_original:
         print('hparams', source.settings)
@@ -109,7 +109,7 @@ def _checked_encoder(source: Source, precision: str, *, is_original: bool) -> En
 def _print_sample(
     sample: Mapping[str, Any], encoder: Encoder, stdout: TextIO, best_of: int
 ) -> None:
-    """Print a query, all that was sampled after it, and its score where it is the best of some."""
+    """Print a query, its whole response and, if that is the best of several, its score."""
     print('=' * 80, file=stdout)
     for tokens in (sample['query_tokens'], sample['response_tokens']):
         print(encoder.decode(tokens).replace('\n', '⏎'), file=stdout, flush=True)
@@ -122,7 +122,7 @@ def _print_sample(
 
 
 def given_queries(prompts: Sequence[str], path: str | None) -> list[Query]:
-    """Return texts and the queries of a file, named for messages."""
+    """Return prompts and the queries of the file `path`, with their places for messages."""
     found = []
     for text in prompts:
         shown = text if len(text) <= SHOWN else f'{text[:SHOWN]}...'
@@ -137,13 +137,13 @@ def given_queries(prompts: Sequence[str], path: str | None) -> list[Query]:
 
 
 def encoded_query(name: str, text: str, task: lm_tasks.TaskHParams, encoder: Encoder) -> list[int]:
-    """Encode a query, padded to `query_length`. name: for errors."""
+    """Encode a query, padded to `query_length`; UserError, with `name`, if it does not fit."""
     try:
         tokens = tokenisers.text_encoder(encoder, task.special_tokens).encode(text)
         contexts = lm_tasks.contexts_of(task, encoder)
         if contexts is not None and len(tokens) <= task.query_length:
             contexts.contexts([tokens])
-    except (UnicodeEncodeError, UserError) as e:  # JSON can hold half a character
+    except (UnicodeEncodeError, UserError) as e:  # JSON can hold lone surrogates
         raise UserError(f'{name}: {e}') from e
     if len(tokens) > task.query_length:
         raise UserError(
@@ -158,7 +158,7 @@ def encoded_query(name: str, text: str, task: lm_tasks.TaskHParams, encoder: Enc
 def rounds_of(
     queries: Iterator[torch.Tensor], per_query: int, batch_size: int, comm: comms.Comm
 ) -> Iterator[torch.Tensor]:
-    """Yield this rank's batches of the queries of all ranks, each `per_query` times."""
+    """Yield this rank's batches of `queries`, in which each query comes `per_query` times."""
     repeated = itertools.chain.from_iterable(itertools.repeat(each, per_query) for each in queries)
     while True:
         this_round = list(itertools.islice(repeated, batch_size * comm.size))
@@ -168,7 +168,7 @@ def rounds_of(
 def queries_of_data_set(
     hparams: HParams, encoder: Encoder, batch_size: int, comm: comms.Comm
 ) -> Iterator[torch.Tensor]:
-    """Yield the queries of the run's data set without end, on every rank those of all ranks."""
+    """Yield queries of the data set endlessly; each rank yields those of all ranks, in turn."""
     query_sampler = lm_tasks.make_query_sampler(
         hparams.task,
         encoder=encoder,
@@ -186,9 +186,9 @@ def queries_of_data_set(
 def samples_of(
     rounds: Iterator[torch.Tensor], count: int | None, sampler: Sampler, comm: comms.Comm
 ) -> Iterator[dict[str, Any]]:
-    """Yield `count` samples of all ranks (None: without end) on every rank, in their order.
+    """Yield `count` samples (None: endlessly), on every rank those of all ranks, in order.
 
-    Whole batches are sampled, so that a seed gives the same samples, however many are wanted.
+    Whole batches are sampled, so that a seed gives the same samples for each `count`.
     """
     left = math.inf if count is None else count
     while left > 0:
@@ -202,14 +202,14 @@ def samples_of(
 
 @dataclasses.dataclass
 class SampleFile:
-    """File that is made with the first sample: failures leave none. path: None for no file."""
+    """JSON lines file, created with the first sample, not before. path: None for no file."""
 
     path: str | None
     file: io.FileIO | None = None
     count: int = 0
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Add a line, which is in the file when this returns; UserError where that fails."""
+        """Append a sample as a line, without buffering; UserError if that fails."""
         if self.path is None:
             return
         line = json.dumps(sample, ensure_ascii=False, allow_nan=False).encode() + b'\n'

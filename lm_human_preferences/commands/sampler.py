@@ -1,4 +1,4 @@
-"""Models that are sampled: of a run or without one, with the reward that scores their samples."""
+"""Models to sample from, with or without a run, and the rewards that score their samples."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from lm_human_preferences.runs.run_settings import load_run_hparams
 from lm_human_preferences.utils.streams import note
 
 SCORES = ('score', 'score_std', 'kl', *OF_CHOICE)
-# Fields of a line of `sample --output` besides its texts and the columns of the file of queries
+# Fields of a line of `sample --output`, except for texts and columns from the file of queries
 OF_SAMPLES = ('query_tokens', 'response_tokens', 'tokens_after_end', *SCORES)
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Model to sample from, with the settings of its run, or with a task alone.
+    """Model to sample from, with the settings of its run, or of a task alone.
 
-    run: its directory; None without a run. scopes: those in the run's checkpoint.
+    run: directory of the run, or None. scopes: networks in the run's checkpoint.
     """
 
     model: TrainedModel
@@ -45,13 +45,13 @@ class Source:
 
     @classmethod
     def of_run(cls, run: str, scope: str) -> Source:
-        """Return the model of a scope in the run of train_policy in a directory or at a URL.
+        """Return the network `scope` of a run of train_policy, at a path or URL.
 
-        UserError if the run does not have it.
+        UserError if the run's checkpoint does not have this network.
         """
         settings, directory = load_run_hparams(run), storage.join(run, 'policy')
         model = TrainedModel(run, directory, scope)
-        # The same warnings are printed again when the model is built.
+        # Hides warnings that are printed again when the model is built.
         with contextlib.redirect_stdout(io.StringIO()):
             scopes = model.scopes()
         if scopes and scope not in scopes:
@@ -62,7 +62,7 @@ class Source:
 
     @classmethod
     def of_task(cls, task: Mapping[str, Any]) -> Source:
-        """Return the initial model of a task, given by its nested settings."""
+        """Return the initial model of a task. task: nested settings, {name: value}."""
         settings = HParams()
         settings.override_from_nested_dict({'task': dict(task)})
         return cls(lm_tasks.initial_model(settings.task.policy.initial_model), settings)
@@ -75,7 +75,7 @@ class Source:
     ) -> Policy:
         """Load the policy; with best_of, it returns the best of several responses by `reward`.
 
-        temperature: None for the task's own.
+        temperature: None for that of the task.
         """
         task, scope = self.settings.task, self.model.scope or 'policy'
         settings = lm_tasks.policy_settings(task, self.model.encoding.get_encoder())
@@ -88,7 +88,7 @@ class Source:
         return Policy(self.model, **settings)
 
     def reference(self) -> Policy | None:
-        """Load the initial model of the run; None, with a note, where it has none."""
+        """Load the initial model of the run; None, with a note, if the run has not saved it."""
         if self.run is None:
             return None
         if 'ref_policy' in self.scopes:
@@ -105,10 +105,10 @@ class Source:
         *,
         is_needed: bool = True,
     ) -> ScoringModel | None:
-        """Load the reward called `judge`, or else the one that the run learned from.
+        """Load the reward called `judge` or, if that is None, the reward that the run learned from.
 
-        function: see source_of_run. reference: the run's, if it is loaded. is_needed: False to get
-        None, with a note for a run, where there is no reward and none is named.
+        function: see source_of_run. reference: the run's initial model, if it is loaded. is_needed:
+        if False, return None (with a note for a run) if no reward is named or found.
         """
         encoding = self.model.encoding
         if judge is not None:
@@ -132,10 +132,10 @@ class Source:
 class Sampler:
     """Sampler of responses, with their scores by a reward and their KL from the initial model.
 
-    Scores are computed as in training: a response is cut after the truncate token, and one without
-    it gets the penalty. The KL of a sample is log pi - log rho, summed over its response, in nats.
-    pi is the model sampled from, at the sampling temperature; rho is the initial model at the
-    task's temperature. Without a reward or a reference, the score or the KL is None.
+    Scores are computed as in training: a response is cut after the truncate token, and gets the
+    penalty if it lacks this token. The KL of a sample is log pi - log rho, summed over its tokens,
+    in nats: pi is the model sampled from, at the sampling temperature, and rho the initial model,
+    at the task's temperature. The score is None without a reward, the KL without a reference.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Sampler:
     def answered(self, queries: torch.Tensor, wanted: int) -> list[dict[str, Any]]:
         """Answer all `queries (batch, query_length)`; return the first `wanted` samples.
 
-        They alone are scored, unless the policy scores by itself.
+        Only these are scored, unless the policy itself has scored all, as BestOfN does.
         """
         if not wanted:
             return []
@@ -181,13 +181,13 @@ class Sampler:
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def _scores(self, queries: torch.Tensor, responses: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return 'score' (batch,), NaN without a reward, and a head's 'score_std'."""
+        """Return {'score': (batch,)}, NaN without a reward; and 'score_std' if that is a head."""
         if self.score_fn is None:
             return {'score': torch.full([len(queries)], math.nan)}
         return self.score_fn(queries.to(responses.device), responses)[2]
 
     def _kl(self, queries: torch.Tensor, drawn: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return the KL of each response: (batch,), NaN without a reference."""
+        """Return the KL of each response, (batch,) in nats; NaN without a reference."""
         if self.reference is None:
             return torch.full([len(queries)], math.nan)
         analyzed = self.reference.analyze_responses(queries, drawn['responses'])
@@ -199,7 +199,7 @@ def _texts(rows: torch.Tensor, encoder: Encoder) -> list[str]:
 
 
 def _numbers(values: torch.Tensor) -> list[float | None]:
-    """Return the values for JSON: None instead of NaN and infinities."""
+    """Return numbers for JSON, with None instead of NaN and infinities."""
     numbers = []
     for value in values.tolist():
         numbers.append(value if math.isfinite(value) else None)
@@ -208,7 +208,7 @@ def _numbers(values: torch.Tensor) -> list[float | None]:
 
 @contextlib.contextmanager
 def warnings_only() -> Iterator[None]:
-    """Print only the warnings of what the block prints, such as a line for each variable."""
+    """Of what the block prints, keep only lines that begin with WARNING, and print to stderr."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):

@@ -1,7 +1,7 @@
-"""Label types: samples that are shown, answers, and the loss (the original's label_types.py).
+"""Label types: the samples shown, the answers, and the loss (the original's label_types.py).
 
 To add one, derive a class from LabelType and decorate it with `register`; see the example in
-CONTRIBUTING.md. Only methods about tensors import torch: asking people does not wait for it.
+CONTRIBUTING.md. Only methods about tensors import torch, so that asking people starts fast.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from lm_human_preferences.label_types.base import Value as Value
 if TYPE_CHECKING:
     import torch
 
-MAX_RESPONSES = 1000  # most responses in one label
+MAX_RESPONSES = 1000  # largest number of responses in a label
 
 TYPES: dict[str, type[LabelType]] = {}
 
 
 def register(label_type: type[LabelType]) -> type[LabelType]:
-    """Make a label type known to `get` under its `name`; a class decorator."""
+    """Register a class of label types, so that `get` finds it by its `name` (class decorator)."""
     TYPES[label_type.name] = label_type
     return label_type
 
 
 @register
 class PickBest(LabelType):
-    """Best of N responses: cross entropy of a softmax over their rewards (equation 1)."""
+    """Index of the best of N responses. Loss: cross entropy of softmax(rewards), equation 1."""
 
     name = 'best_of_N'
     field = 'best'
@@ -67,7 +67,7 @@ class PickBest(LabelType):
     def loss_of(
         self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return the cross entropy, in nats; that of a tie is the mean over all samples."""
+        """Return the mean cross entropy, in nats; for a tie, the mean over all samples as best."""
         import torch
 
         best = labels['best'].to(rewards.device)
@@ -86,7 +86,7 @@ class PickBest(LabelType):
 
 
 class _Number(LabelType):
-    """Common part of ratings and comparisons, whose answer is one number."""
+    """Base class of ratings and comparisons, whose answer is a number."""
 
     is_numeric = True
     expected = 'a number'
@@ -108,7 +108,7 @@ class _Number(LabelType):
 
 @register
 class ScalarRating(_Number):
-    """A score for one response: squared error."""
+    """A score for one response. Loss: squared error of the reward."""
 
     name = 'scalar_rating'
     samples = ('sample',)
@@ -142,7 +142,7 @@ class ScalarRating(_Number):
     def loss_of(
         self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return the loss, the labels' mean and variance, and their correlation with rewards."""
+        """Return the loss, mean and variance of the labels, and their correlation with rewards."""
         import torch
         from torch.nn import functional as F
 
@@ -152,11 +152,11 @@ class ScalarRating(_Number):
         score = labels['score'].to(predicted.device)
         error = F.mse_loss(predicted, score)
         var, mean = torch.var_mean(score, correction=0)
-        corr = pearson_r(score, predicted.detach()).nan_to_num(0.0)  # 0 where one does not vary
+        corr = pearson_r(score, predicted.detach()).nan_to_num(0.0)  # 0 if either is constant
         return {'loss': error, 'error': error, 'label_mean': mean, 'label_var': var, 'corr': corr}
 
     def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
-        """Return the variance of the scores: every response gets their mean."""
+        """Return the variance of the scores: the loss if every reward is their mean."""
         return labels['score'].var(correction=0).item()
 
     def target_scales(self, labels: dict[str, torch.Tensor]) -> torch.Tensor | None:
@@ -165,7 +165,7 @@ class ScalarRating(_Number):
 
 @register
 class ScalarComparison(_Number):
-    """Difference between two responses: squared error of the rewards' difference."""
+    """Difference between two responses. Loss: squared error of the rewards' difference."""
 
     name = 'scalar_compare'
     samples = ('sample0', 'sample1')
@@ -192,7 +192,7 @@ class ScalarComparison(_Number):
         return -high, high
 
     def answer_of(self, numbers: Sequence[int], order: Sequence[int]) -> int:
-        """Return the distance of the number from the middle, towards the second sample."""
+        """Return the number's distance from the middle, above 0 if the second sample is better."""
         (number,) = numbers
         low, _ = self.scale
         towards_second_shown = number - 1 + low
@@ -217,7 +217,7 @@ class ScalarComparison(_Number):
     def loss_of(
         self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return the mean squared error of the difference."""
+        """Return the mean squared error of the rewards' difference."""
         from torch.nn import functional as F
 
         predicted = rewards[:, 1] - rewards[:, 0]
@@ -225,7 +225,7 @@ class ScalarComparison(_Number):
         return {'loss': error, 'error': error}
 
     def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
-        """Return the mean square of the differences: both responses get the same reward."""
+        """Return the mean square of the differences: the loss if all rewards are equal."""
         return labels['difference'].square().mean().item()
 
     def is_right(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -239,7 +239,7 @@ class ScalarComparison(_Number):
 def find(name: str) -> LabelType | None:
     """Return the label type called `name`; None if there is none."""
     for pattern, label_type in TYPES.items():
-        # With a sign, because the original accepts best_of_-1, which has no samples.
+        # The sign is allowed because the original accepts best_of_-1, which has no samples.
         match = re.fullmatch(re.escape(pattern).replace('N', '(-?[0-9]{1,4})'), str(name))
         if match is None:
             continue

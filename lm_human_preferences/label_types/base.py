@@ -1,4 +1,4 @@
-"""Base class of label types: a question about samples, its answers, and their loss."""
+"""Base class of label types: a question about responses, its answers, and the loss."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 Value = Any  # an answer: a JSON value, whose form depends on the label type
 TIE = 'tie'  # the answer of somebody who prefers none of the samples
-TIED = -1  # TIE in a tensor of numbers of samples
-TIE_KEY = 0  # number to press for TIE
-BAD_KEY = 9  # number to press for TIE because all samples are bad
+TIED = -1  # TIE in a tensor of indices of samples
+TIE_KEY = 0  # number to press for the answer TIE
+BAD_KEY = 9  # number to press for the answer TIE because all samples are bad
 LARGEST = (2 - 2**-23) * 2.0**127  # largest answer, as tensors of answers are float32
 
 
@@ -28,15 +28,15 @@ LARGEST = (2 - 2**-23) * 2.0**127  # largest answer, as tensors of answers are f
 class Control:
     """Control by which a labeller answers, in a terminal and on the page."""
 
-    template: str  # of page.html: 'choose' and 'order' have buttons, 'scale' a row of numbers
-    choices: int  # how many numbers there are
-    meaning: str  # of the numbers, for help texts
-    keys: int = 1  # numbers to press for an answer, all different
+    template: str  # in page.html: 'choose' and 'order' have buttons, 'scale' a row of numbers
+    choices: int  # how many numbers there are to choose from
+    meaning: str  # what the numbers stand for, in help texts
+    keys: int = 1  # how many different numbers to press for an answer
     first: int = 1  # lowest number
     title: str = ''  # heading of a scale
-    ends: tuple[str, str, str] = ('', '', '')  # texts at its lowest, middle and highest number
+    ends: tuple[str, str, str] = ('', '', '')  # texts at a scale's lowest, middle, highest number
     tie: str = ''  # meaning of TIE_KEY; '' without ties
-    bad: str = ''  # meaning of BAD_KEY; '' without ties, and where that is a choice
+    bad: str = ''  # meaning of BAD_KEY; '' without ties, or if BAD_KEY is a choice
 
     @property
     def last(self) -> int:
@@ -52,7 +52,7 @@ class Control:
         return list(numbers) == [BAD_KEY] and self.bad != ''
 
     def accepts(self, numbers: Sequence[int]) -> bool:
-        """Return whether `numbers`, pressed in this order, are an answer or begin one."""
+        """Return whether `numbers`, in this order, are an answer or the beginning of one."""
         if self.is_tie(numbers):
             return True
         are_choices = all(self.first <= number <= self.last for number in numbers)
@@ -61,28 +61,28 @@ class Control:
 
 
 class LabelType:
-    """A question about responses to a query, its answers, and the loss that they give.
+    """A question about responses to a query, its possible answers, and the loss to learn from them.
 
-    A class with a name and the original's four methods alone, which are `label_schemas`,
-    `question_schemas`, `loss` and `target_scales`, learns from labels in files: see `complete`.
+    A class with only a name and the four methods of the original (`label_schemas`,
+    `question_schemas`, `loss`, `target_scales`) can learn from labels in files: see `complete`.
     """
 
-    name: str  # as --labels.type; in a class, an N in it is a number, which the constructor takes
+    name: str  # value of --labels.type; in a class, N stands for a number, given to the constructor
     samples: tuple[str, ...]  # fields that hold the responses
     field: str  # field that holds the answer
     shape: tuple[int, ...] = ()  # shape of an answer: () is one number, (4,) a list of four
-    is_numeric: bool = False  # answers agree if they are close; otherwise, if they are equal
+    is_numeric: bool = False  # whether answers agree if they are close, not only if they are equal
     expected: str  # description of a valid answer, for error messages
-    instructions: str = ''  # for labellers, unless others are given
+    instructions: str = ''  # shown to labellers, unless others are given
     control: Control = Control('choose', 2, '')
-    scale: tuple[int, int] | None = None  # lowest and highest number that people answer, if any
+    scale: tuple[int, int] | None = None  # lowest and highest number that people can answer, if any
     chance: float | None = None  # fraction of answers that guessing gets right; None for ratings
     can_tie: bool = False  # whether "no preference" can be an answer
-    ties: bool = False  # whether it may be given, see `allow_ties`
-    tied: float | None = None  # numeric answer without a preference, if the type has one
+    ties: bool = False  # whether it is accepted, see `allow_ties`
+    tied: float | None = None  # number that means "no preference", if there is one
 
     def complete(self) -> None:
-        """Set, in a class with the original's schemas, the attributes that follow from these."""
+        """Derive attributes of a class, such as `samples`, from its schemas as in the original."""
         if type(self).question_schemas is not LabelType.question_schemas:
             questions = self.question_schemas(query_length=1, response_length=1)
             self.samples = tuple(field for field in questions if field != 'query')
@@ -92,14 +92,14 @@ class LabelType:
             self.expected = 'a number' if self.is_numeric else 'a whole number'
 
     def lacks(self, method: str) -> NoReturn:
-        """Raise UserError for a use that needs more than the original's methods."""
+        """Raise UserError, as `method` is needed, which the class does not have."""
         raise UserError(
             f'--labels.type {self.name} can only learn from labels in files: its class has no'
             f' method {method}, see CONTRIBUTING.md'
         )
 
     def allow_ties(self) -> Self:
-        """Accept TIE as an answer, if the type can; return the label type itself."""
+        """Accept TIE as an answer from now on, if the type can; return the label type."""
         if self.can_tie and not self.ties:
             self.ties = True
             has_key = self.control.last < BAD_KEY
@@ -113,17 +113,17 @@ class LabelType:
         self.lacks('set_scale')
 
     def scale_of(self, values: Sequence[Value]) -> tuple[int, int]:
-        """Return the lowest and the highest number of a scale on which `values` are."""
+        """Return the (lowest, highest) number of a scale that includes all `values`."""
         self.lacks('scale_of')
 
-    # ------------------------------------------------------------ what people answer
+    # ------------------------------------------------------------ answers of people
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether a value of JSON is an answer: by default, one number."""
+        """Return whether a JSON value is a valid answer; by default, answers are numbers."""
         return is_number(value) and (self.is_numeric or type(value) is int)
 
     def read(self, value: Any) -> Value | None:
-        """Return the answer in a value of JSON; None if there is none."""
+        """Return the answer that a JSON value holds; None if it is not valid."""
         if type(value) is float and value.is_integer():
             value = int(value)  # tables write 0.0 where a column has gaps
         if not self.is_valid(value) or (self.is_numeric and abs(value) > LARGEST):
@@ -131,41 +131,41 @@ class LabelType:
         return value
 
     def answer_of(self, numbers: Sequence[int], order: Sequence[int]) -> Value:
-        """Return the answer of somebody who has pressed `numbers`, as many as `control` wants."""
+        """Return the answer for the pressed `numbers`. order: indices of the samples as shown."""
         self.lacks('answer_of')
 
     def preferred(self, value: Value) -> int | None:
-        """Return the sample that an answer prefers to all others; None without one."""
+        """Return the index of the sample that an answer prefers to all others, or None."""
         return None
 
     def pairs(self, value: Value) -> list[tuple[int, int]]:
-        """Return the pairs that an answer orders, as (the better one, the worse one)."""
+        """Return [(index of the better, index of the worse sample)] that an answer implies."""
         best = self.preferred(value)
         if best is None:
             return []
         return [(best, other) for other in range(len(self.samples)) if other != best]
 
     def moved(self, value: Value, places: Sequence[int]) -> Value:
-        """Return an answer after each sample has moved to its place among `places`."""
+        """Return an answer renumbered for samples that have moved: sample i to places[i]."""
         if isinstance(value, list):
             return [places[sample] for sample in value]
         return places[value] if isinstance(value, int) else value
 
     def matches(self, value: Value, right: Value) -> bool:
-        """Return whether an answer is the same as another one, such as a gold answer."""
+        """Return whether an answer agrees with another answer, such as the known one."""
         return value == right
 
-    # ------------------------------------------------------------ what somebody simulated answers
+    # ------------------------------------------------------------ answers of simulated labellers
 
     def by_rewards(self, rewards: Sequence[float]) -> Value:
-        """Return the answer of somebody who judges by the samples' rewards.
+        """Return the answer of a labeller who judges by the samples' rewards.
 
-        It may prefer the first of equal rewards; `judged` avoids that.
+        If rewards are equal, it may favour the first sample; `judged` does not.
         """
         self.lacks('by_rewards')
 
     def judged(self, rewards: Sequence[float], rng: random.Random) -> Value:
-        """Return the answer by rewards; if k are equally good, TIE or one of them at random."""
+        """Return the answer by rewards; if the best are equal, TIE or one of them at random."""
         check_finite(rewards)
         if self.ties and len(set(heapq.nlargest(2, rewards))) == 1:
             return TIE
@@ -175,15 +175,15 @@ class LabelType:
         return self.moved(self.by_rewards([rewards[sample] for sample in order]), order)
 
     def by_chance(self, rewards: Sequence[float], rng: random.Random) -> Value:
-        """Return a random answer; numbers are about as large as those by the rewards."""
+        """Return a random answer; numbers are about as large as `by_rewards` returns."""
         self.lacks('by_chance')
 
     def simulate(
         self, scores: torch.Tensor, rng: random.Random | None = None
     ) -> dict[str, torch.Tensor]:
-        """Return the answers of somebody who judges by `scores` (batch, n samples).
+        """Return {field: answers (batch, *shape)} by `scores` (batch, n samples).
 
-        rng: see `judged`; None: the first of equals is better, as in the original.
+        rng: see `judged`; None: the first of equal samples is better, as in the original.
         """
         import torch
 
@@ -194,10 +194,10 @@ class LabelType:
         values = torch.tensor(answers, dtype=schema.dtype)
         return {self.field: values.reshape(len(answers), *self.shape)}
 
-    # ------------------------------------------------------------ what a reward model learns
+    # ------------------------------------------------------------ tensors and losses for training
 
     def question_schemas(self, *, query_length: int, response_length: int) -> dict[str, Schema]:
-        """Return the schemas of query and responses, all as token ids."""
+        """Return {field: schema} of query and responses, all as token ids."""
         import torch
 
         from lm_human_preferences.utils.core import Schema
@@ -208,7 +208,7 @@ class LabelType:
         return schemas
 
     def label_schemas(self) -> dict[str, Schema]:
-        """Return the schema of the answer."""
+        """Return {field: schema} of the answer."""
         import torch
 
         from lm_human_preferences.utils.core import Schema
@@ -217,7 +217,7 @@ class LabelType:
         return {self.field: Schema(dtype, self.shape)}
 
     def schemas(self, *, query_length: int, response_length: int) -> dict[str, Schema]:
-        """Return the schemas of all fields of a label, the question's first."""
+        """Return {field: schema} of a label, the fields of the question first."""
         questions = self.question_schemas(
             query_length=query_length, response_length=response_length
         )
@@ -226,9 +226,9 @@ class LabelType:
     def loss_of(
         self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return scalar statistics of a batch; 'loss', a differentiable mean, is minimised.
+        """Return {name: scalar} of a batch; 'loss', a differentiable mean, is minimised.
 
-        rewards: (batch, n samples). The default calls `loss`, with these as the reward model's.
+        rewards: (batch, n samples). The default calls `loss` with a model that returns them.
         """
 
         def reward_model(queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
@@ -242,7 +242,7 @@ class LabelType:
         reward_model: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
         labels: dict[str, torch.Tensor],
     ) -> dict[str, torch.Tensor]:
-        """Return `loss_of` the rewards (batch,) of `reward_model(queries, responses)`."""
+        """Return `loss_of` for the rewards (batch,) of `reward_model(queries, responses)`."""
         import torch
 
         rewards = [reward_model(labels['query'], labels[sample]) for sample in self.samples]
@@ -258,15 +258,15 @@ class LabelType:
         return {field: values[is_choice] for field, values in labels.items()}
 
     def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
-        """Return the mean loss over `labels` of the best constant rewards."""
+        """Return the lowest mean loss over `labels` that the same reward for all can have."""
         self.lacks('guessing_loss')
 
     def is_right(
         self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]
     ) -> torch.Tensor | None:
-        """Return for each label (batch,) whether rewards give the same answer; None for ratings.
+        """Return 1.0 where rewards imply the label's answer, else 0.0: (batch,); None for ratings.
 
-        labels: without ties. The result is 0 or 1; among k equal rewards 1/k, or drawn so.
+        labels: without ties. Among k equal best rewards: 1/k, or 1.0 for one drawn at random.
         """
         if self.chance is None:
             return None
@@ -279,12 +279,12 @@ class LabelType:
         return torch.tensor(right, dtype=torch.float64)
 
     def target_scales(self, labels: dict[str, torch.Tensor]) -> torch.Tensor | None:
-        """Return numbers (batch,) with the mean and deviation that rewards should have, or None."""
+        """Return numbers (batch,) whose mean and deviation rewards should have, or None."""
         return None
 
 
 def check_finite(rewards: Iterable[float]) -> None:
-    """Raise UserError if one of the rewards of a judge is NaN or infinite."""
+    """Raise UserError if one of the rewards is NaN or infinite."""
     for reward in rewards:
         if not math.isfinite(reward):
             raise UserError(
@@ -294,7 +294,7 @@ def check_finite(rewards: Iterable[float]) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value of JSON is a finite number within the range of float."""
+    """Return whether a JSON value is a finite number within the range of float."""
     if type(value) not in (int, float):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Answers of labellers: an answer, the growing file of answers, and their checks."""
+"""Answers of labellers, and the append-only file in which each labeller's answers are."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ from lm_human_preferences.labels import json_lines
 from lm_human_preferences.storage.schema import COUNT, matches_schema
 from lm_human_preferences.utils.terminal import printable
 
-REASONS = (  # for skipping a question
+REASONS = (  # reasons for skipping a question, from which labellers choose
     'cannot tell which is better',
     'not understandable',
     'offensive',
     'other',
 )
-BAD = 'bad'  # the field that says whether a tie means that all samples are bad
-IMPORTED = 'imported'  # the field that says whether an answer was given elsewhere
-SIMULATED = 'simulated'  # the field that says whether a simulated labeller gave an answer
-UNNAMED = 'imported'  # labeller of imported answers without a name
-GIVEN_BY = 'labeller'  # field of a label with the name of its labeller
-ID = 'id'  # field of a label with its id elsewhere
-GIVEN_ID = 'given_id'  # field of a question or an answer with this id
+BAD = 'bad'  # field of an answer: true for a tie because all samples are bad
+IMPORTED = 'imported'  # field of an answer: true if it was imported from another tool
+SIMULATED = 'simulated'  # field of an answer: true if a simulated labeller gave it
+UNNAMED = 'imported'  # name of the labeller if imported answers name nobody
+GIVEN_BY = 'labeller'  # field of a label in a file of texts: name of its labeller
+ID = 'id'  # field of a label in a file: its id in the tool that it is from
+GIVEN_ID = 'given_id'  # field of a question or an answer: ID of the imported label
 
 
 def is_unnamed(labeller: str) -> bool:
-    """Return whether a labeller stands for unknown people, whose answers were imported."""
+    """Return whether `labeller` stands for people whose imported answers had no names."""
     return re.fullmatch(rf'{UNNAMED}(-\d+)?', labeller) is not None
 
 
 def files_of(folder: str) -> list[Path]:
-    """Return the files of answers, NAME before copies of it; UserError for a link elsewhere."""
+    """Return the .jsonl files of `folder`, copies last; UserError if it links elsewhere."""
     if os.path.islink(folder) and not storage.is_within(folder, os.path.dirname(folder)):
         raise UserError(
             f'{folder} is a link to a folder elsewhere, in which answers would be written: put the'
             ' folder itself in its place'
         )
-    # Copies have longer names
+    # Short names first: people's copies of a file have longer names.
     return sorted(Path(folder).glob('*.jsonl'), key=lambda file: (len(file.stem), file.stem))
 
 
 def question_id(tokens: Mapping[str, Sequence[int]]) -> str:
-    """Return the SHA-256, in hexadecimal, of a label's {field: token ids} in their order."""
+    """Return the id of a question {field: token ids}: the SHA-256, in hexadecimal, of all ids."""
     text = json.dumps(list(tokens.values()), separators=(',', ':'))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-# Attributes of Answer, and their fields in a file
+# {attribute of Answer: its field in a line of the file}
 _FIELDS = {
     'uuid': 'answer',
     'question': 'question',
@@ -72,24 +72,24 @@ _FIELDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """A labeller's answer to a question, or a skip."""
+    """A labeller's answer to a question, or their decision to skip it."""
 
     uuid: str
     labeller: str
     question: str
     order: tuple[int, ...]  # order in which the samples were shown
-    seconds: float  # that it took; 0 if it was imported
-    time: float  # since 1970, see LabelFolder.time_of_next_answer
-    value: Value | None  # in the form of the label type; None for a skip
+    seconds: float  # time that the labeller took; 0 if imported
+    time: float  # seconds since 1970, see LabelFolder.time_of_next_answer
+    value: Value | None  # the answer itself, in the form of the label type; None for a skip
     reason: str | None = None  # reason for a skip
     is_bad: bool = False  # whether a tie means that all samples are bad
-    is_imported: bool = False  # whether it was given elsewhere
-    is_simulated: bool = False  # whether a simulated labeller gave it
-    given_id: int | str | None = None  # id of the imported label
+    is_imported: bool = False  # whether the answer was given in another tool
+    is_simulated: bool = False  # whether a simulated labeller gave the answer
+    given_id: int | str | None = None  # id that the imported label had in its file
 
     @classmethod
     def of_record(cls, record: dict[str, Any], labeller: str, label_type: LabelType) -> Answer:
-        """Return the answer in a line of a file; TypeError or ValueError if it is none."""
+        """Parse a line of a file of answers; TypeError or ValueError if it is no valid answer."""
         field, value = label_type.field, record.get(label_type.field)
         is_whole = (
             matches_schema(record, {'answer': str, 'question': str, 'order': [COUNT]})
@@ -110,7 +110,7 @@ class Answer:
         return cls(labeller=labeller, value=value, **given)
 
     def record(self, label_type: LabelType) -> dict[str, Any]:
-        """Return the line of a file of answers, which `of_record` reads."""
+        """Return {field: value} for a line of the file of answers, which `of_record` parses."""
         record = {} if self.value is None else {label_type.field: self.value}
         for name, field in _FIELDS.items():
             value = getattr(self, name)
@@ -120,14 +120,14 @@ class Answer:
 
     @property
     def age(self) -> tuple[float, str, str]:
-        """Return the sort key by which older answers come first."""
+        """Return a sort key that puts older answers first."""
         return self.time, self.labeller, self.question
 
 
 class AnswerLog:
-    """Answers of a labeller, as far as the file has been read.
+    """Answers in the file of one labeller, up to the last line that `refresh` has read.
 
-    givers: {uuid: labeller} of the answers in all files; an answer may be in one file only.
+    givers: {uuid of an answer: labeller}, shared by all files: no answer may be in two of them.
     """
 
     def __init__(
@@ -140,15 +140,15 @@ class AnswerLog:
         self.label_type, self.givers = label_type, givers
         self.labeller = os.path.basename(path).removesuffix('.jsonl')
         self.reader = json_lines.Reader(path, most_lines)
-        self.uuids: dict[str, Answer] = {}  # all answers, also those taken back
-        self.line_of: dict[str, int] = {}  # {uuid: number of its line, from 1}
-        # {question: its answers in order, without those taken back}
+        self.uuids: dict[str, Answer] = {}  # {uuid: answer}, taken back or not
+        self.line_of: dict[str, int] = {}  # {uuid: number of the answer's line, from 1}
+        # {id of a question: answers to it, oldest first, except answers that were taken back}
         self.by_question: dict[str, list[Answer]] = {}
         self.taken_back: set[str] = set()
-        self.last_time = 0.0  # time of the last answer
+        self.last_time = 0.0  # time of the latest answer
 
     def refresh(self) -> None:
-        """Read what was added."""
+        """Read the lines that were added to the file since the last call."""
         for where, record in self.reader.new_records():
             if 'undo' in record:
                 self._take_back(record['undo'], where)
@@ -202,7 +202,7 @@ class AnswerLog:
 
 
 def check_given_id(value: Any) -> None:
-    """Raise TypeError unless a value is an id of a label, or None for no id."""
+    """Raise TypeError unless `value` can be the id of a label: an integer, a line of text, None."""
     is_line = isinstance(value, str) and value.isprintable()
     if value is not None and type(value) is not int and not is_line:
         raise TypeError(f'id must be a whole number or a line of text, not {value!r:.80}')

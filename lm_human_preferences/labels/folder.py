@@ -1,11 +1,11 @@
-"""Folder of labels: questions to people, and the answers of each of them.
+"""Folder of labels: a file of questions, and a file of answers for each labeller.
 
-docs/labelling.md lists its files. Each has one writer at a time, and only grows
-(labels/json_lines.py), so that any number of readers may follow a folder while people answer.
+docs/labelling.md lists the files. Each file has one writer at a time, and lines are only added
+(labels/json_lines.py), so any number of readers may follow a folder while people answer.
 
-A question is asked of as many labellers as its `labellers` says. It is retired when two of them
-have skipped it, unless it is a gold question. If a labeller has answered it twice, the last answer
-counts.
+A question is put to as many labellers as its field `labellers` says. Once two labellers have
+skipped it, it is retired, that is, no longer asked; gold questions never are. If a labeller has
+answered a question twice, the last answer counts.
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ from lm_human_preferences.runs.run_files import ANSWERS, LABELLER, QUESTIONS, TA
 from lm_human_preferences.storage.schema import COUNT, matches_schema
 from lm_human_preferences.utils.terminal import printable
 
-# Kinds of questions. Those of validation compare two policies; the answer to a gold one is known.
+# Kinds of questions: to train on, to compare two policies, and with an answer that is known.
 TRAIN, VALIDATION, GOLD = 'train', 'validation', 'gold'
-EVERYBODY = 1_000_000  # value of `labellers` for questions that everybody answers
-RETIRED_AFTER = 2  # number of labellers who have skipped a question
-_TOKENS = b', "query": '  # where the token ids begin in a line of questions.jsonl
+EVERYBODY = 1_000_000  # value of `labellers` for questions that everybody is asked
+RETIRED_AFTER = 2  # number of skips after which a question is not asked any more
+_TOKENS = b', "query": '  # precedes the token ids in a line of questions.jsonl
 _QUESTION = {'id': str, 'kind': str, 'labellers': COUNT, 'part': str, 'texts_read': COUNT}
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A question without its tokens, see LabelFolder.tokens."""
+    """A question without its token ids, which LabelFolder.tokens reads."""
 
     id: str
     kind: str
     labellers: int  # number of labellers who are to answer it
-    policies: tuple[str, ...]  # policy of each sample
-    weights: tuple[str, ...]  # digest of each policy; '' if it was not recorded
-    part: str  # split of the data set
-    texts_read: int  # number of texts of the split read so far
-    episode: int | None  # number of episodes that the policy had trained; None outside of training
-    span: tuple[int, int]  # (offset, length) of its line in the file
-    gold: Value | None = None  # the known answer
-    given_id: int | str | None = None  # id of the label that the question is from
+    policies: tuple[str, ...]  # policy, or file, that each sample is from
+    weights: tuple[str, ...]  # digest of each policy's weights; '' if unknown
+    part: str  # split of the data set that the query is from
+    texts_read: int  # number of texts of the split that were read up to the query
+    episode: int | None  # episodes that the policy had trained for; None if not asked by a training
+    span: tuple[int, int]  # (offset, length) in bytes of its line in questions.jsonl
+    gold: Value | None = None  # known answer of a gold question
+    given_id: int | str | None = None  # id of the label that the question was imported from
 
     def is_retired(self, answers: Sequence[Answer]) -> bool:
-        """Return whether enough labellers have skipped the question; not if it is gold."""
+        """Return whether enough of `answers` are skips; a gold question never retires."""
         return self.kind != GOLD and len(answers) - given(answers) >= RETIRED_AFTER
 
 
@@ -81,7 +81,7 @@ def is_folder(path: str) -> bool:
 
 
 class LabelFolder:
-    """A folder of labels, read as far as it has grown; UserError if there is none."""
+    """Questions and answers in a folder of labels, up to the last `refresh`; UserError for none."""
 
     def __init__(self, path: str, lines: Mapping[str, int] | None = None) -> None:
         self.path = path
@@ -102,12 +102,12 @@ class LabelFolder:
         self.refresh()
 
     def encoding(self) -> Encoding:
-        """Return the encoding of its token ids; UserError for an unknown one."""
+        """Return the encoding of the folder's token ids; UserError if it is unknown."""
         return tokenisers.find(self.task['encoding'], self.path)
 
     def refresh(self) -> None:
-        """Read what was added; UserError for what cannot be read."""
-        # Answers first: then each question that they are about has been written before.
+        """Read the questions and answers that were added; UserError if they cannot be read."""
+        # Answers before questions: whatever is answered by now has been written by now.
         for file in files_of(os.path.join(self.path, ANSWERS)):
             name, lines = file.stem, self.lines
             if not LABELLER.fullmatch(name) or (lines is not None and name not in lines):
@@ -128,7 +128,7 @@ class LabelFolder:
                 )
 
     def tokens(self, question: Question) -> dict[str, list[int]]:
-        """Return {field: token ids} of query and samples; UserError if they are damaged."""
+        """Read {field: token ids} of a question's query and samples; UserError if damaged."""
         begin, length = question.span
         path = self._reader.path
         with (
@@ -139,7 +139,7 @@ class LabelFolder:
             line = file.read(length)
         where = f'{path}, question {printable(question.id)}'
         record = json_lines.parse(line, where)
-        # Any: a field that is missing or no list has another digest
+        # Any: a missing or wrong field is found below, as it changes the digest.
         tokens: dict[str, Any] = {field: record.get(field) for field in ['query', *self.samples]}
         if question_id(tokens) != question.id:
             raise UserError(f'{where} is damaged: its id is not that of its tokens')
@@ -149,7 +149,7 @@ class LabelFolder:
         return sum(question.kind == kind for question in self.questions.values())
 
     def answers_to(self, question: Question, without: Collection[str] = ()) -> list[Answer]:
-        """Return the last answer, or skip, of each labeller to a question."""
+        """Return each labeller's last answer (or skip) to a question, except that of `without`."""
         found = []
         for name, log in self.logs.items():
             answer = log.answer_to(question.id)
@@ -165,7 +165,7 @@ class LabelFolder:
         return not question.is_retired(answers) and given(answers) < question.labellers
 
     def answers_that_count(self, question: Question, without: Collection[str] = ()) -> list[Answer]:
-        """Return the first answer and all imported ones; all answers to a repeated question."""
+        """Return all answers if several labellers are asked; else the first and imported ones."""
         answers = self.answers_to(question, without)
         answers = [answer for answer in answers if answer.value is not None]
         answers.sort(key=operator.attrgetter('age'))
@@ -174,7 +174,7 @@ class LabelFolder:
         return [*answers[:1], *(answer for answer in answers[1:] if answer.is_imported)]
 
     def counted(self, kind: str = TRAIN, without: Collection[str] = ()) -> list[Answer]:
-        """Return the answers of a kind of question, the oldest first; see answers_that_count.
+        """Return the answers that count to all questions of a kind, oldest first.
 
         UserError for a name in `without` that has no file of answers.
         """
@@ -190,9 +190,9 @@ class LabelFolder:
     def as_labels(
         self, answers: Iterable[Answer], as_text: bool = False
     ) -> Iterator[dict[str, Any]]:
-        """Yield answers as objects of a label file, with the ids that they were imported with.
+        """Yield each answer as a label {field: value} of a label file, with any imported id.
 
-        as_text: whether to add the labeller, and whether all samples are bad.
+        as_text: whether to add the fields GIVEN_BY and BAD.
         """
         for answer in answers:
             question = self.questions[answer.question]
@@ -208,16 +208,16 @@ class LabelFolder:
             yield label
 
     def time_of_next_answer(self) -> float:
-        """Return the time, in seconds since 1970, for an answer now: later than any before."""
+        """Return the current time (seconds since 1970), but later than that of every answer."""
         latest = max((log.last_time for log in self.logs.values()), default=0.0)
         return max(time.time(), math.nextafter(latest, sys.float_info.max))
 
     def lines_read(self) -> dict[str, int]:
-        """Return {labeller: number of lines read}, by which `lines` restores this state."""
+        """Return {labeller: number of lines read}; given as `lines`, it restores this state."""
         return {name: log.reader.lines for name, log in self.logs.items()}
 
     def lines_used(self, labeller: str) -> int:
-        """Return the number of a labeller's lines that a training has used, which must stay."""
+        """Return how many lines of a labeller a training has used: their answers must stay."""
         reader = json_lines.Reader(os.path.join(self.path, USED))
         lines = 0
         for _, record in reader.new_records():
@@ -234,12 +234,12 @@ def are_line_counts(value: object) -> TypeGuard[dict[str, int]]:
 
 
 def parse_names(names: str | None) -> tuple[str, ...]:
-    """Return the labellers in a value of --without or --labels.without."""
+    """Split the value of --without or --labels.without into names of labellers."""
     return tuple(map(str.strip, names.split(','))) if names else ()
 
 
 def _parse_question(line: bytes, begin: int, where: str, label_type: LabelType) -> Question:
-    """Return the question in a line without parsing its tokens, which is 8 times as fast."""
+    """Parse a line of questions.jsonl but for its token ids, which is 8 times as fast."""
     head, found, _ = line.partition(_TOKENS)
     record = json_lines.parse(head + b'}' if found else line, where)
     try:
@@ -273,7 +273,7 @@ class QuestionWriter(json_lines.Writer):
             os.makedirs(path, 0o700, exist_ok=True)
             os.makedirs(os.path.join(path, ANSWERS), exist_ok=True)
         in_use = f'{file} is in use: another program adds questions; try again when it has ended'
-        super().__init__(file, in_use, opener=storage.open_private)  # it has the gold answers
+        super().__init__(file, in_use, opener=storage.open_private)  # hides gold answers
         try:
             if is_folder(path):
                 check_same_task(path, read_task(path), task)
@@ -290,8 +290,8 @@ class QuestionWriter(json_lines.Writer):
     def add(
         self, questions: Iterable[dict[str, list[int]]], headers: Iterable[Mapping[str, Any]]
     ) -> None:
-        """Add new questions {field: token ids} with their other fields; on the disk on return."""
-        self.append(  # the tokens last, for _parse_question
+        """Write questions {field: token ids}, with their other fields in `headers`, to the disk."""
+        self.append(  # the tokens last: _parse_question skips them
             {'id': question_id(tokens), **header, **tokens}
             for tokens, header in zip(questions, headers, strict=True)
         )

@@ -1,8 +1,8 @@
-"""Held-out labels, and their prediction by a reward model.
+"""Held-out labels, and how well a reward model predicts them.
 
-The digest of a query's text decides whether it is held out, with all labels about it: on every
-rank, in every run, and also after labels were added. Labels without a query are held out together
-if they share a response.
+A digest of a query's text decides whether all labels about this query are held out, so the choice
+is the same on every rank, in every run, and after labels were added. Labels without a query are
+held out together if they share a response.
 """
 
 import dataclasses
@@ -30,22 +30,22 @@ Rewards = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def is_held_out(
     labels: Labels, label_type: LabelType, share: float, encoder: Encoder
 ) -> torch.Tensor:
-    """Return which labels {field: (labels, ...)} are held out, bool (labels,).
+    """Return a mask, bool (labels,), of the labels {field: (labels, ...)} that are held out.
 
-    share: fraction of the queries.
+    share: fraction of the queries to hold out.
     """
     mask = []
     for subject in _subjects(labels, label_type, encoder):
-        # A number from 0 to 1 that looks random and depends on this alone.
+        # A number from 0 to 1 that looks random, but depends only on the subject.
         digest = hashlib.sha256(b'held out' + subject.encode(errors='replace')).digest()
         mask.append(int.from_bytes(digest[:6], 'big') / 2**48 < share)
     return torch.tensor(mask, dtype=torch.bool)
 
 
 def subjects_of(labels: Labels, label_type: LabelType, encoder: Encoder) -> torch.Tensor:
-    """Return (labels,) numbers, equal for labels about one subject, which are left out together.
+    """Return numbers, int64 (labels,), equal for labels that cross-validation leaves out together.
 
-    If all are about one query, they are treated as labels without a query; see _connected.
+    These have the same query or, if all labels have one and the same query, share responses.
     """
     subjects = _subjects(labels, label_type, encoder)
     if len(set(subjects)) == 1:
@@ -60,7 +60,7 @@ def _numbered(subjects: Sequence[str]) -> list[int]:
 
 
 def _subjects(labels: Labels, label_type: LabelType, encoder: Encoder) -> list[str]:
-    """Return the subject of each label: its query, or without one what _connected returns."""
+    """Return the subject of each label: its query or, for an empty query, what _connected gives."""
     found, without = [], []
     for row in range(len(labels['query'])):
         query = _text(labels['query'][row], encoder)
@@ -72,10 +72,10 @@ def _subjects(labels: Labels, label_type: LabelType, encoder: Encoder) -> list[s
 
 
 def _connected(samples: Sequence[Sequence[str]]) -> list[str]:
-    """Return the first of all responses to which labels connect the `samples` of each label.
+    """Return the group of each label, named by its alphabetically first response.
 
-    Labels that share a response are connected: of one ranking, each label says something about the
-    others.
+    samples: responses of each label. Labels that share a response are in the same group: those of
+    one ranking, for example, say something about each other.
     """
     roots: dict[str, str] = {}
 
@@ -91,9 +91,9 @@ def _connected(samples: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _text(tokens: torch.Tensor, encoder: Encoder) -> str:
-    """Return the text of a query or sample, '' for none.
+    """Return the text of a query or sample, '' if it is empty.
 
-    Texts that differ only in white space or in how accents are composed are the same.
+    Texts that differ only in white space or in how accents are composed become equal.
     """
     real = tokens[tokens != encoder.padding_token].tolist()
     if real == [encoder.eot_token]:
@@ -104,7 +104,7 @@ def _text(tokens: torch.Tensor, encoder: Encoder) -> str:
 def parted(
     labels: Labels, label_type: LabelType, share: float, encoder: Encoder
 ) -> tuple[Labels, Labels]:
-    """Return (held-out labels, other labels) of a training that holds out a fraction."""
+    """Split labels into (held-out labels, other labels). share: fraction to hold out."""
     mask = is_held_out(labels, label_type, share, encoder)
     held_out = {field: values[mask] for field, values in labels.items()}
     return held_out, {field: values[~mask] for field, values in labels.items()}
@@ -113,7 +113,7 @@ def parted(
 def split(
     labels: Labels, settings: HParams, encoder: Encoder
 ) -> tuple[Labels, Labels | None, list[str]]:
-    """Return (labels to learn from, held-out ones or None, notes) of a training's labels.
+    """Split `labels` as settings say: (labels to learn from, held-out labels or None, notes).
 
     UserError if none are left to learn from.
     """
@@ -137,26 +137,26 @@ def split(
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """Quality of a reward model's prediction of labels."""
+    """Measured agreement between a reward model's predictions and labels."""
 
     labels: int
     queries: int  # independent queries; for a single query, groups of connected labels
-    accuracy: float | None  # fraction with the labeller's answer; None for ratings
-    effective: float  # independent labels of the accuracy, see agreement.effective_answers
-    chance: float | None
-    agreement: float  # the accuracy, or the correlation with ratings
-    is_undefined: bool = False  # the correlation, as all rewards or ratings are equal
-    is_cross_validated: bool = False  # by heads that learn from each other's labels
+    accuracy: float | None  # fraction of labels predicted right; None for ratings
+    effective: float  # independent labels that tell as much, see agreement.effective_answers
+    chance: float | None  # accuracy of guessing
+    agreement: float  # the accuracy, or the correlation of rewards with ratings
+    is_undefined: bool = False  # no correlation, as all rewards or all ratings are equal
+    is_cross_validated: bool = False  # by heads that were fitted to the other labels
     is_learned: bool = False  # whether the model may have learned from these labels
 
     def interval(self) -> tuple[float, float] | None:
-        """Return the 95 % confidence interval of the accuracy; None where there is none."""
+        """Return the 95 % confidence interval of the accuracy; None if it would not be valid."""
         if self.accuracy is None or self.is_cross_validated or self.is_learned:
             return None
         return agreement.wilson_interval(self.accuracy * self.effective, self.effective)
 
     def statistics(self) -> dict[str, float]:
-        """Return the numbers for TensorBoard."""
+        """Return {name: number} for TensorBoard."""
         numbers = {'agreement': self.agreement}
         if self.accuracy is not None:
             numbers = {'accuracy': self.accuracy}
@@ -182,7 +182,7 @@ class Prediction:
 def predict(
     get_rewards: Rewards, labels: Labels, label_type: LabelType, batch_size: int, comm: Comm
 ) -> Prediction | None:
-    """Measure, over all ranks, the prediction of labels {field: (labels, ...)} without ties."""
+    """Measure, on all ranks together, how well rewards predict labels; None if all are ties."""
     labels = label_type.without_ties(labels)
     own = {field: values[comm.rank :: comm.size] for field, values in labels.items()}
     shares = comm.all_gather_object(rewards_of(get_rewards, own, label_type, batch_size))
@@ -196,11 +196,11 @@ def predict(
 
 
 def prediction_of(rewards: torch.Tensor, labels: Labels, label_type: LabelType) -> Prediction:
-    """Measure the prediction of labels without ties by finite rewards (labels, n samples)."""
+    """Measure how well finite `rewards (labels, n samples)` predict labels, none of them ties."""
     check_finite(rewards.flatten().tolist())
     right = label_type.is_right(rewards, labels)
     query_of = torch.unique(labels['query'], dim=0, return_inverse=True)[1]
-    if query_of.max() == 0:  # one query, or none if there are only responses
+    if query_of.max() == 0:  # all labels have the same query, perhaps an empty one
         samples = zip(*(labels[sample].tolist() for sample in label_type.samples), strict=True)
         connected = _connected([list(map(str, each)) for each in samples])
         query_of = torch.tensor(_numbered(connected))
@@ -232,7 +232,7 @@ def prediction_of(rewards: torch.Tensor, labels: Labels, label_type: LabelType) 
 def rewards_of(
     get_rewards: Rewards, labels: Labels, label_type: LabelType, batch_size: int
 ) -> torch.Tensor:
-    """Return rewards (labels, n) of all samples, on the CPU."""
+    """Return rewards (labels, n samples) of all samples, on the CPU."""
     found = [torch.empty(0, len(label_type.samples))]
     for start in range(0, len(labels['query']), batch_size):
         rows = slice(start, start + batch_size)

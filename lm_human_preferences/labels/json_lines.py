@@ -1,4 +1,4 @@
-"""Append-only files of one JSON object a line; a line that a kill left unfinished is removed."""
+"""Append-only files with one JSON object per line; writers remove a line that was cut off."""
 
 import errno
 import json
@@ -12,10 +12,10 @@ from lm_human_preferences.errors import UserError, os_errors_as
 
 
 class Reader:
-    """Reader that follows a file as it grows; a file that is not there is empty.
+    """Reader that follows a file as it grows; a missing file counts as empty.
 
     most_lines: number of lines after which to stop; None: read all. offset, lines: bytes and lines
-    that have been read. A last line without an end is left: it is being written, or a kill tore it.
+    read so far. A last line without a line end is not read: it is unfinished, or a kill cut it off.
     """
 
     def __init__(self, path: str, most_lines: int | None = None) -> None:
@@ -24,7 +24,7 @@ class Reader:
         self.offset = self.lines = 0
 
     def new_lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield (where it begins, a line with its end) for each line since the last call."""
+        """Yield (offset in bytes, line with its end) for each line added since the last call."""
         if not os.path.lexists(self.path):
             return
         with (
@@ -41,17 +41,17 @@ class Reader:
                 yield begin, line
 
     def new_records(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield (file and line for messages, object) for each line since the last call."""
+        """Yield ('FILE, line N' for messages, object) for each line added since the last call."""
         for _, line in self.new_lines():
             yield self.where(), parse(line, self.where())
 
     def where(self) -> str:
-        """Return the name of the last line that was read, for an error message."""
+        """Return 'FILE, line N' for the last line that was read, for error messages."""
         return f'{self.path}, line {self.lines}'
 
 
 def parse(line: bytes, where: str) -> dict[str, Any]:
-    """Return the object in a line; UserError, which says `where` it is, for anything else."""
+    """Parse a line with a JSON object; UserError, which names `where`, for anything else."""
     value = storage.parse_json(line, where, names_once=True)
     if not isinstance(value, dict):
         raise UserError(f'{where} is a {type(value).__name__}, not an object')
@@ -59,9 +59,9 @@ def parse(line: bytes, where: str) -> dict[str, Any]:
 
 
 class Writer:
-    """Exclusive writer of a file, which it creates if necessary; it removes an unfinished line.
+    """Exclusive writer of a file; it creates a missing file and removes an unfinished last line.
 
-    in_use: the error if another process is writing the file.
+    in_use: message of the UserError that is raised if another process is writing the file.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class Writer:
             os.fsync(self.file.fileno())
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Append all lines or none; they are on the disk on return."""
+        """Append a line for each record, all or none, and wait until they are on the disk."""
         lines = [json.dumps(record, allow_nan=False).encode() + b'\n' for record in records]
         with os_errors_as(self._unwritable):
-            # Else a file that somebody has moved away or replaced would go on to grow.
+            # Otherwise lines could go to a file that somebody has moved away or replaced.
             if not os.path.samestat(os.fstat(self.file.fileno()), os.lstat(self.path)):
                 raise OSError(errno.ESTALE, 'it was replaced while this program was using it')
             storage.append(self.file, b''.join(lines), sync=True)

@@ -27,7 +27,7 @@ from lm_human_preferences.utils.core import Schema
 class LoadedLabels(NamedTuple):
     """Labels that a reward model learns from, in the order of their source.
 
-    tensors: {field: (labels, *schema.shape)}. about: what to record of them, see runs.run_record.
+    tensors: {field: (labels, *schema.shape)}. notes: lines for the user. about: facts for run.json.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -36,7 +36,7 @@ class LoadedLabels(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the tensors."""
+        """Return the SHA-256 of all tensors, in hexadecimal."""
         found = hashlib.sha256()
         for field in sorted(self.tensors):
             values = self.tensors[field].cpu().contiguous()
@@ -46,7 +46,7 @@ class LoadedLabels(NamedTuple):
 
 
 def made_up(tensors: dict[str, torch.Tensor]) -> LoadedLabels:
-    """Return labels {field: (labels, ...)} that no people have given."""
+    """Return LoadedLabels of `tensors {field: (labels, ...)}` that are simulated."""
     count = len(tensors['query'])
     return LoadedLabels(tensors, [], {'found': count, 'simulated': count})
 
@@ -59,7 +59,7 @@ def load_labels(
 ) -> LoadedLabels:
     """Load, and check, the labels of --labels.source (the original's download_labels).
 
-    lines: {labeller: number of lines to read} of a folder; None: as many as rank 0 sees.
+    lines: for a folder, {labeller: number of lines to read}; None: all lines that rank 0 sees.
     """
     if settings.labels.source == 'test':
         return made_up(simulated.generate_labels(settings, encoding))
@@ -87,7 +87,7 @@ def load_labels(
 
 
 def about_answers(answers: Iterable[Answer]) -> dict[str, Any]:
-    """Return the number of `answers` of each labeller, and of simulated labellers."""
+    """Count answers: {'labellers': {name: count}, 'simulated': count}."""
     found = {'labellers': collections.Counter(), 'simulated': 0}
     for answer in answers:
         found['labellers'][answer.labeller] += 1
@@ -96,7 +96,7 @@ def about_answers(answers: Iterable[Answer]) -> dict[str, Any]:
 
 
 def check_order(order: list[int], num_train: int) -> None:
-    """Raise UserError unless the training order of all epochs has `num_train` labels."""
+    """Raise UserError unless `order`, indices of labels in all epochs, has `num_train` labels."""
     begun = max(order) + 1
     if begun != num_train:
         raise UserError(
@@ -108,9 +108,9 @@ def check_order(order: list[int], num_train: int) -> None:
 def _open_folder(
     settings: HParams, encoding: Encoding, comm: Comm, lines: Mapping[str, int] | None
 ) -> LabelFolder:
-    """Open the folder of labels as rank 0 sees it, or as far as `lines`.
+    """Open a folder of labels on each rank, up to `lines`; None: up to the lines that rank 0 sees.
 
-    UserError if it has fewer lines, or another task.
+    UserError if the folder has fewer lines, or another task.
     """
     path = settings.labels.source
     folder, seen = None, None
@@ -142,7 +142,7 @@ def tensors_of(folder: LabelFolder, answers: Sequence[Answer]) -> dict[str, torc
 
 
 def _read_file(settings: HParams, encoding: Encoding) -> tuple[list[Any], list[str]]:
-    """Return the labels of a file as objects of token ids, unchecked, and notes on texts."""
+    """Read a file; return unchecked labels {field: token ids, or answer} and notes to print."""
     path, option = settings.labels.source, settings.labels.option_name('source')
     with about_option(option), books.mirror_named_on_failure(path):
         found: Iterable[tuple[str, Any]] = records.read_file(path)
@@ -202,12 +202,12 @@ def _as_tensors(
 
 
 def _are_tokens(value: Any, length: int) -> bool:
-    """Return whether a value of JSON is a list of `length` integers."""
+    """Return whether a JSON value is a list of `length` integers."""
     return isinstance(value, list) and len(value) == length and set(map(type, value)) <= {int}
 
 
 def _check_tokens(label: str, field: str, tokens: np.ndarray, encoding: Encoding) -> None:
-    """Raise UserError for numbers (labels, length) that are not tokens, or an empty query."""
+    """Raise UserError if `tokens (labels, length)` has an unknown id, or a query only padding."""
     padding = encoding.get_encoder().padding_token
     unknown = ((tokens < 0) | (tokens >= encoding.n_vocab)) & (tokens != padding)
     if unknown.any():

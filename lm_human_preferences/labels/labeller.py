@@ -1,4 +1,4 @@
-"""Labeller at work: questions one after another, each answer on the disk before the next one."""
+"""Labeller at work: the order of their questions, and the file that their answers are added to."""
 
 import hashlib
 import os
@@ -16,7 +16,7 @@ from lm_human_preferences.runs.run_files import ANSWERS, LABELLER
 
 
 def check_name(labeller: str) -> None:
-    """Raise OptionError for what cannot name a labeller."""
+    """Raise OptionError unless `labeller` is a valid name of a labeller."""
     if not LABELLER.fullmatch(labeller):
         raise OptionError(
             '--labeller', f'{labeller!r:.80}: give a name of up to 32 letters, digits, _ and -'
@@ -24,7 +24,7 @@ def check_name(labeller: str) -> None:
 
 
 def names_in(text: str) -> list[str]:
-    """Return the names in NAME,NAME; OptionError for one that is not a name or comes twice."""
+    """Split NAME,NAME into names of labellers; OptionError if a name is invalid or repeated."""
     names = [name.strip() for name in text.split(',')]
     for name in names:
         check_name(name)
@@ -34,19 +34,19 @@ def names_in(text: str) -> list[str]:
 
 
 class Refused(UserError):
-    """Error: an answer cannot be given again, or be taken back."""
+    """Error: a question was answered already, or an answer cannot be taken back any more."""
 
 
 class Labeller(Writer):
-    """One labeller at work: the only writer of their file of answers.
+    """One labeller at work: the exclusive writer of their file of answers.
 
-    key: secret that decides the order of questions, and of the samples of each.
+    key: secret that decides the order of the questions, and of the samples in each question.
     """
 
     def __init__(self, folder: LabelFolder, name: str, key: bytes = b'') -> None:
         check_name(name)
         self.folder, self.name, self._key = folder, name, key
-        folder.refresh()  # before a file is made: some of the folder may be damaged
+        folder.refresh()  # a damaged folder fails here, before a file is made
         path = os.path.join(folder.path, ANSWERS, f'{name}.jsonl')
         super().__init__(
             path,
@@ -60,11 +60,11 @@ class Labeller(Writer):
         return self.folder.logs[self.name]
 
     def next_question(self) -> Question | None:
-        """Return the question to be asked next, or None."""
+        """Return the question to ask next, or None if none is open."""
         return next(self.upcoming(), None)
 
     def upcoming(self) -> Iterator[Question]:
-        """Yield the open questions for this labeller, looking for new ones before each."""
+        """Yield the questions that this labeller should answer; refresh the folder before each."""
         self.folder.refresh()
         for question in sorted(self.folder.questions.values(), key=lambda each: self.rank(each.id)):
             if self.folder.is_open_for(question, self.name):
@@ -72,20 +72,20 @@ class Labeller(Writer):
                 self.folder.refresh()
 
     def rank(self, name: str) -> bytes:
-        """Return the sort key of a question, or of a sample, by which they are shown."""
+        """Return the sort key, random but fixed, of the question or sample called `name`."""
         return hashlib.sha256(self._key + f'{self.name}/{name}'.encode()).digest()
 
     def left(self) -> int:
-        """Return how many questions wait for this labeller."""
+        """Return the number of questions that this labeller can still answer."""
         questions = self.folder.questions.values()
         return sum(self.folder.is_open_for(question, self.name) for question in questions)
 
     def done(self) -> int:
-        """Return how many questions they have answered or skipped."""
+        """Return the number of questions that this labeller has answered or skipped."""
         return len(self.log.by_question)
 
     def order(self, question: Question) -> tuple[int, ...]:
-        """Return the samples of a question in the order in which they are shown."""
+        """Return the indices of a question's samples in the order in which they are shown."""
         samples = range(len(self.folder.samples))
         return tuple(sorted(samples, key=lambda index: self.rank(f'{question.id}/{index}')))
 
@@ -100,9 +100,9 @@ class Labeller(Writer):
         is_bad: bool = False,
         simulated: bool = False,
     ) -> Answer:
-        """Record an answer, or with value None a skip and its reason; on the disk on return.
+        """Write an answer to the disk; with value None, a skip and its reason.
 
-        Refused if the uuid is that of another answer, or the labeller has answered the question.
+        Refused if another answer has this uuid, or the labeller has answered the question already.
         """
         answer = Answer(
             uuid=uuid or str(uuids.uuid4()),
@@ -122,11 +122,11 @@ class Labeller(Writer):
         return answer
 
     def add(self, answers: Iterable[Answer]) -> None:
-        """Record answers, which may have been given elsewhere; on the disk on return."""
+        """Write answers, which may be imported ones, to the disk."""
         self.append(answer.record(self.folder.label_type) for answer in answers)
 
     def undo(self, uuid: str | None = None) -> Answer | None:
-        """Take back the answer `uuid`, or the last one; Refused if it was learned from."""
+        """Take back and return the answer `uuid`, or the last; Refused if a training used it."""
         answer = self.log.last() if uuid is None else self.log.uuids.get(uuid)
         if answer is None or answer.uuid in self.log.taken_back:
             return answer
@@ -136,6 +136,6 @@ class Labeller(Writer):
         return answer
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Append lines, which the log then reads and checks like those of other programs."""
+        """Append records to the file; the log then reads and checks them like any other lines."""
         super().append(records)
         self.log.refresh()

@@ -1,7 +1,7 @@
 """Simulated labels and labellers, so that everything can be tried without people.
 
-They judge by the reward SmallTokens, which needs no model, by KnownReward (section 3.1.1 of the
-paper), or by any reward model.
+Responses are judged by score_small_tokens, which needs no model, by KnownReward (section 3.1.1 of
+the paper), or by any reward model.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from lm_human_preferences.policy import Policy
 
 TEST_SEED = 0
-TEST_LABELS = 64  # least number of labels of the source 'test' without --labels.num_train
-BATCH = 256  # questions to judge at a time
+TEST_LABELS = 64  # least number of labels from the source 'test' if --labels.num_train is None
+BATCH = 256  # questions that are judged at a time
 # Scores (batch,) of queries (batch, length) and responses (batch, length)
 Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -40,7 +40,7 @@ def score_small_tokens(queries: torch.Tensor, responses: torch.Tensor) -> torch.
 
 
 def scores_of(score: Score, questions: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return rewards (batch, samples) of questions {field: token ids (batch, length)}."""
+    """Return scores (batch, n samples) of questions {field: token ids (batch, length)}."""
     queries = questions['query']
     samples = [ids for field, ids in questions.items() if field != 'query']
     return torch.stack([score(queries, ids).cpu() for ids in samples], dim=1)
@@ -73,8 +73,8 @@ def generate_labels(settings: HParams, encoding: Encoding) -> dict[str, torch.Te
 
 
 def simulated_labels(settings: HParams, policy: Policy, comm: Comm) -> dict[str, torch.Tensor]:
-    """Return labels of the source 'mock' on responses of the initial policy, made by rank 0."""
-    # Every rank checks and builds the reward, so that all of them end with the same error.
+    """Return labels {field: (num_train, ...)} of the source 'mock'; rank 0 samples and judges."""
+    # On every rank, although rank 0 alone uses the reward, so that all ranks raise the same errors.
     reward = KnownReward(policy.trained_model.encoding, policy.device)
     count = check_num_train(settings)
     return comm.on_rank_0(lambda: _judged_labels(settings, policy, reward.score, count))
@@ -102,10 +102,10 @@ def _judged_labels(
 def _with_errors(
     answers: dict[str, torch.Tensor], label_type: LabelType, error: float
 ) -> dict[str, torch.Tensor]:
-    """Return `answers` {field: (labels, ...)} with a share `error` replaced by random ones."""
+    """Return `answers` {field: (labels, ...)} with a fraction `error` replaced by random ones."""
     count = len(next(iter(answers.values())))
     is_error = torch.rand(count) < error
-    # Not label_type.by_chance: that draws from elsewhere, and each seed would get other labels.
+    # Not label_type.by_chance, whose other generator would change the labels of each seed.
     by_chance = label_type.simulate(torch.randn(count, len(label_type.samples)))
     mixed = {}
     for field, values in answers.items():
@@ -117,17 +117,17 @@ def _with_errors(
 def simulated_answer(
     label_type: LabelType, rewards: Sequence[float], rng: random.Random, error: float = 0.0
 ) -> Value:
-    """Return the answer by the rewards of the samples; with probability `error` it is random."""
+    """Return the answer that `rewards` imply, or, with probability `error`, a random answer."""
     if rng.random() < error:
         return label_type.by_chance(rewards, rng)
     return label_type.judged(rewards, rng)
 
 
 def simulate(labeller: Labeller, score: Score, *, error: float = 0.0, seed: int = 0) -> int:
-    """Answer by scores what is open for a labeller, and return the number of answers.
+    """Answer all open questions of a labeller by scores, and return the number of answers.
 
-    error: see simulated_answer. Answers depend on seed, labeller and question only, so that an
-    interruption changes nothing.
+    error: see simulated_answer. An answer depends only on seed, labeller and question, so an
+    interrupted run goes on with the same answers.
     """
     label_type = labeller.folder.label_type
     given = 0
@@ -144,7 +144,7 @@ def simulate(labeller: Labeller, score: Score, *, error: float = 0.0, seed: int 
 
 
 def _next_rewards(labeller: Labeller, score: Score) -> dict[str, Sequence[float]]:
-    """Return {question: rewards of its samples} of the next BATCH questions of a labeller."""
+    """Return {id: rewards of the samples} for the next BATCH questions of a labeller."""
     batch = list(itertools.islice(labeller.upcoming(), BATCH))
     tokens = [labeller.folder.tokens(question) for question in batch]
     columns = {field: torch.tensor([each[field] for each in tokens]) for field in tokens[0]}

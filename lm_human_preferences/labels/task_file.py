@@ -19,13 +19,13 @@ SCHEMA = {
     'instructions': str,
     'task': LENGTHS,
 }
-EXPERIMENT = 'experiment'  # field with the experiment of `ask`; folders of other versions lack it
-TIES = 'ties'  # field that is true if "no preference" is an answer, and missing otherwise
-SCALE = 'scale'  # field with the lowest and the highest number of ratings and comparisons
+EXPERIMENT = 'experiment'  # field: name of the experiment; folders of other versions lack it
+TIES = 'ties'  # field: true if "no preference" is an answer; otherwise it is missing
+SCALE = 'scale'  # field: [lowest, highest number] of ratings and comparisons
 
 
 def read_task(path: str) -> dict[str, Any]:
-    """Read and check the task.json of a folder."""
+    """Read a folder's task.json; UserError if it is damaged."""
     file = os.path.join(path, TASK)
     task = storage.read_json(file)
     if not matches_schema(task, SCHEMA):
@@ -48,7 +48,7 @@ def new_task(
     ties: bool,
     experiment: str | None = None,
 ) -> dict[str, Any]:
-    """Return the content of task.json of a new folder, without format and encoding."""
+    """Return the content of a new folder's task.json, but for the fields format and encoding."""
     asked = label_types.get(label_type)
     if not asked.instructions:
         asked.lacks('answer_of')
@@ -72,7 +72,7 @@ def label_type_of(task: Mapping[str, Any]) -> LabelType:
 
 
 def check_same_task(path: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Raise UserError if a folder has another task than `here`; the data set may differ."""
+    """Raise UserError unless a folder's task equals `here`, except for data set and policy."""
     if here.get(TIES) and not there.get(TIES):
         raise UserError(
             f'{path} is a folder without ties, whose labellers had to choose: leave the option ties'

@@ -1,1 +1,1 @@
-"""Commands whose files hold texts: labels of other tools, and what a reward model is to score."""
+"""Commands that read files of texts: labels of other tools, and texts to score."""

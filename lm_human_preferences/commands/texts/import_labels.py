@@ -1,4 +1,4 @@
-"""Import of labels that other tools keep as texts into a folder of labels or a label file."""
+"""Command `import_labels`: import labels of other tools into a folder or a label file."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Scores of texts by a run's reward model, normalised as its training left it."""
+"""Command `score`: scores of texts by a run's reward model, normalised as in its training."""
 
 import itertools
 import json
@@ -26,11 +26,11 @@ from lm_human_preferences.runs.run_settings import reward_settings_of
 from lm_human_preferences.utils.terminal import printable
 
 Pair = tuple[list[int], list[int]]  # tokens of a query and of a response
-# Numbers of a response by the ending of their column: '' for the score, _SPREAD for its deviation
+# {suffix of a column: number} of a response: '' for its score, _SPREAD for the score's deviation
 Scores = dict[str, float | None]
-Named = tuple[str, dict[str, str]]  # query of a record, and its responses by their columns
+Named = tuple[str, dict[str, str]]  # query of a record, and {column: response}
 BATCH = 64  # responses that are scored at a time
-_RESPONSES = ('response', 'completion', 'sample')  # names of a single one
+_RESPONSES = ('response', 'completion', 'sample')  # fields with a single response
 _SPREAD = '_std'  # suffix of a standard deviation
 
 
@@ -40,7 +40,7 @@ def score(run: str, file: str, too_long: str) -> None:
     with option_renamed('RUN'), warnings_only():
         scorer = text_scorer(run, chat=True, may_be_code=True)
     named = [texts_of(record, where) for where, record in found]
-    others = []  # fields besides texts and what `sample` measures, such as an id
+    others = []  # fields that are copied, such as an id: no texts, nothing from `sample`
     for (_, record), (_, responses) in zip(found, named, strict=True):
         others.append(fields.columns(record, (*_RESPONSES, *responses, *OF_SAMPLES)))
     if scorer is not None:
@@ -67,7 +67,7 @@ def score(run: str, file: str, too_long: str) -> None:
 
 def _row(score: str, name: str, query: str, text: str) -> str:
     """Return a row of the table, as wide as the terminal."""
-    left = max(40, shutil.get_terminal_size((100, 24)).columns - 29)  # for both texts
+    left = max(40, shutil.get_terminal_size((100, 24)).columns - 29)  # columns for both texts
     of_query = left // 3
     shown = f'{_fitted(query, of_query):{of_query}}  {_fitted(text, left - of_query)}'
     return f'{score:>15} {name:10} {shown}'
@@ -82,7 +82,7 @@ def _fitted(text: str, width: int) -> str:
 def _by_texts(
     scorer: TextScorer, named: Sequence[Named], columns: Sequence[dict[str, Any]]
 ) -> Iterator[Scores]:
-    """Yield the score of each response."""
+    """Yield {'': score} of each response, by a reward that reads texts."""
     texts = []
     for (query, responses), others in zip(named, columns, strict=True):
         texts += [joined(query, text, others) for text in responses.values()]
@@ -97,7 +97,7 @@ def _by_tokens(
     named: Sequence[Named],
     too_long: str,
 ) -> tuple[Iterator[Scores], list[str]]:
-    """Return the scores of each response, by a model that reads tokens, and notes for the user."""
+    """Return (scores of each response, notes for the user), by a model that reads tokens."""
     saved = saved_model(run)
     encoding = saved.encoding
     tokeniser = Tokeniser(encoding, _task_of(run), too_long, option='--too_long')
@@ -116,11 +116,11 @@ def _by_tokens(
 
 
 def _task_of(run: str) -> TaskHParams:
-    """Return the task that a reward model has learned."""
+    """Return the task on which a reward model was trained."""
     settings = reward_settings_of(run)
     if settings is not None:
         return settings.task
-    if head.is_head(run):  # an exported one, whose file says it
+    if head.is_head(run):  # an exported head, whose file has the task
         return head.task_of(head.load(run)[1])
     raise UserError(f'{run} has no {REWARD.settings}, which says how long texts may be')
 
@@ -128,7 +128,7 @@ def _task_of(run: str) -> TaskHParams:
 def _tokens(
     record: Any, where: str, named: Named, tokeniser: Tokeniser, n_vocab: int
 ) -> list[Pair]:
-    """Return the tokens of the query with those of each response; of a sample, its own."""
+    """Return (query, response) as tokens for each response; reuse those that `sample` saved."""
     query, responses = named
     # A sample may hold tokens after its end, which no reward has seen.
     of_response, after_end = record.get('response_tokens'), record.get('tokens_after_end')
@@ -144,7 +144,7 @@ def _tokens(
 
 
 def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
-    """Return the query of a record and its responses, by the names of their scores."""
+    """Return the query of a record, and {column of its score: response}."""
     if isinstance(record, dict) and 'chosen' in record:
         query, samples = preferences.preference(record, where)
         return query, dict(zip(('chosen', 'rejected'), samples, strict=True))
@@ -166,7 +166,7 @@ def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
 
 
 def _scores(model: LearnedReward, pairs: Sequence[Pair]) -> Iterator[Scores]:
-    """Yield the score of each pair, with its standard deviation by a head."""
+    """Yield the score of each pair and, if the model is a head, its standard deviation."""
     for start in range(0, len(pairs), BATCH):
         batch = zip(*pairs[start : start + BATCH], strict=True)
         queries, responses = (_padded(each, model.padding_token) for each in batch)
@@ -180,6 +180,6 @@ def _scores(model: LearnedReward, pairs: Sequence[Pair]) -> Iterator[Scores]:
 
 
 def _padded(sequences: Sequence[list[int]], padding_token: int) -> torch.Tensor:
-    """Pad to (sequences, length of the longest), which changes no score."""
+    """Pad token ids to (sequences, longest length); padding changes no score."""
     length = max(1, *map(len, sequences))
     return torch.tensor([ids + [padding_token] * (length - len(ids)) for ids in sequences])

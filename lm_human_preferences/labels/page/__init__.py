@@ -1,1 +1,1 @@
-"""Page in the browser for the questions of a folder. Imports no torch; asks no other machine."""
+"""Web page on which labellers answer a folder's questions. Imports no torch, asks no other host."""

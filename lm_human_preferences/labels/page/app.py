@@ -1,4 +1,4 @@
-"""Web application of the page: its routes, and the checks of requests."""
+"""Web application of the labelling page: its routes, and the checks of each request."""
 
 import asyncio
 import base64
@@ -26,8 +26,8 @@ from lm_human_preferences.labels.labeller import Refused
 from lm_human_preferences.labels.page.service import LabellingService
 from lm_human_preferences.storage.schema import matches_schema
 
-MOST_BYTES = 64 * 1024  # largest body of a request
-POLL_SECONDS = 0.1  # time between two checks whether the server ends
+MOST_BYTES = 64 * 1024  # largest body of a request, in bytes
+POLL_SECONDS = 0.1  # time between two checks whether the server is stopping
 POLICY = (
     "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; connect-src"
     " 'self'; img-src data:; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -40,7 +40,7 @@ HEADERS = {  # headers of every reply, beside POLICY
     'X-Content-Type-Options': 'nosniff',
 }
 GIVEN = {'answer': str, 'question': str, 'seconds': int | float}
-# Methods of the service, and the schema of a request, whose fields are their arguments.
+# {method of LabellingService: schema of a request, whose fields are the method's arguments}
 ACTIONS: dict[str, dict[str, Any]] = {
     'task': {},
     'question': {},
@@ -51,7 +51,7 @@ ACTIONS: dict[str, dict[str, Any]] = {
 
 
 def page_and_headers() -> tuple[str, dict[str, str]]:
-    """Return page.html and the headers of replies; by its policy only its own script runs."""
+    """Return page.html, and headers of replies that let only its own script and style run."""
     html = Path(__file__).with_name('page.html').read_text(encoding='utf-8')
     policy = POLICY
     for tag in ('script', 'style'):
@@ -63,9 +63,9 @@ def page_and_headers() -> tuple[str, dict[str, str]]:
 
 @dataclasses.dataclass
 class Page:
-    """Handlers of requests. Work that waits for the disk runs in a thread.
+    """Handlers of requests; those that wait for the disk run in a thread.
 
-    keys: {labeller: bearer token of their requests}.
+    keys: {labeller: bearer token that their requests carry}.
     """
 
     html: str
@@ -74,7 +74,7 @@ class Page:
     is_ending: Callable[[], bool]
 
     def app(self, hosts: Sequence[str]) -> Starlette:
-        """Return the application. hosts: names of the host in addresses of the page."""
+        """Return the application. hosts: host names that a request may be addressed to."""
         app = Starlette(
             routes=[
                 Route('/', self.page, methods=['GET']),
@@ -95,7 +95,7 @@ class Page:
         return HTMLResponse(self.html)
 
     async def act(self, request: Request) -> Response:
-        """Do one of ACTIONS for a labeller."""
+        """Run one of ACTIONS for the labeller, and send its result as JSON."""
         labeller, action = self._labeller(request), request.path_params['action']
         if action not in ACTIONS:
             raise HTTPException(404, 'There is no such page.')
@@ -110,14 +110,14 @@ class Page:
         return JSONResponse(await run_in_threadpool(method, labeller, **arguments))
 
     async def ending(self, request: Request) -> Response:
-        """Reply when the server ends."""
+        """Reply only when the server is stopping, so that the page can say so at once."""
         self._labeller(request)
         while not self.is_ending() and not await request.is_disconnected():
             await asyncio.sleep(POLL_SECONDS)
         return JSONResponse({})
 
     def _labeller(self, request: Request) -> str:
-        """Return who asks; how long this takes reveals nothing about the keys."""
+        """Return the labeller whose key a request has; compare keys in constant time."""
         given = request.headers.get('authorization', '').removeprefix('Bearer ').encode()
         for labeller, key in self.keys.items():
             if hmac.compare_digest(key.encode(), given):
@@ -125,7 +125,7 @@ class Page:
         raise HTTPException(401, 'Open the link that you were given.')
 
     async def refuse(self, request: Request, error: Exception) -> Response:
-        """Reply with the reason, which the page shows; it tries again where the disk fails."""
+        """Send an error that the page shows; after a 507, as the disk fails, the page retries."""
         if isinstance(error, HTTPException):
             return JSONResponse({'error': error.detail}, error.status_code, error.headers)
         if isinstance(error, Refused):

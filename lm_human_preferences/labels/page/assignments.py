@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from lm_human_preferences.labels.folder import GOLD, LabelFolder, Question, given
 from lm_human_preferences.labels.labeller import Labeller
 
-HOLD_SECONDS = 120.0  # seconds without an answer after which a question may go to others, too
+HOLD_SECONDS = 120.0  # seconds without an answer after which others may get the question, too
 
 
 class Assignments:
-    """Gives each labeller one question at a time, and each question to as many as it needs.
+    """Assignment of one question at a time to each labeller.
 
-    A labeller holds a question until they answer it. If others have nothing else to do, they get a
-    question that has been held for HOLD_SECONDS, too; the first answer counts. Everybody is asked
-    the gold questions, but not when nothing else is left: by that they would be known. Callers hold
-    a lock.
+    A labeller holds a question until they answer it. Labellers with nothing else to do may also get
+    a question that another one has held for HOLD_SECONDS; the first answer counts. Gold questions
+    go to everybody, but not when no other question is left, as this would give them away. Callers
+    hold a lock.
     """
 
     def __init__(
@@ -25,12 +25,12 @@ class Assignments:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.folder, self.labellers, self.clock = folder, labellers, clock
-        self.held: dict[str, tuple[str, float]] = {}  # {labeller: (question, since when)}
+        self.held: dict[str, tuple[str, float]] = {}  # {labeller: (id of the question, start time)}
 
     def give(self, name: str) -> tuple[Question | None, int]:
-        """Return the question to be answered now, and the number of questions left.
+        """Return (question that labeller `name` answers now, or None; number of questions left).
 
-        It is the same question until it is answered. Those that others hold count as left.
+        The question stays the same until it is answered. Questions that others hold count as left.
         """
         own, _ = self.held.get(name, ('', 0.0))
         waiting = self._waiting(name, own)
@@ -51,15 +51,15 @@ class Assignments:
         return found, len(waiting)
 
     def hold(self, name: str, question: str) -> None:
-        """Have a labeller hold a question from now on, and no other one."""
+        """Let labeller `name` hold this question from now on, in place of any other."""
         self.held[name] = question, self.clock()
 
     def _waiting(self, name: str, own: str) -> list[Question]:
-        """Return the questions that a labeller, who holds the question `own`, will be asked.
+        """Return the questions that are left for labeller `name`, who holds the question `own`.
 
-        Gold questions are left out near the end, so that another question follows each gold one:
-        each of the other labellers may meanwhile answer the question that they hold, and get one
-        more.
+        Gold questions are left out near the end, so that another question follows each gold one.
+        The end is below two other questions per labeller: meanwhile, everybody else may answer
+        the question that they hold, and get one more.
         """
         questions = self.folder.questions.values()
         open_to = [question for question in questions if self.folder.is_open_for(question, name)]
@@ -70,10 +70,10 @@ class Assignments:
         return [question for question in open_to if question.kind != GOLD or question.id == own]
 
     def _rank(self, name: str, question: Question) -> int:
-        """Return the sort key by which questions are given.
+        """Return the sort key of a question for labeller `name`; the smallest key comes first.
 
-        A labeller gets about as large a part of the gold questions as of the others, which they
-        share.
+        All labellers share the ordinary questions, but each answers every gold question. Smaller
+        keys spread the gold questions evenly over the fraction that a labeller gets.
         """
         rank = int.from_bytes(self.labellers[name].rank(question.id))
         return rank // len(self.labellers) if question.kind == GOLD else rank

@@ -1,4 +1,4 @@
-"""Server of the page, in a thread of its own."""
+"""Server of the labelling page, in a thread of its own."""
 
 import contextlib
 import secrets
@@ -19,13 +19,13 @@ from lm_human_preferences.labels.page.app import Page, page_and_headers
 from lm_human_preferences.labels.page.service import LabellingService
 
 MOST_CONNECTIONS = 200
-GRACE_SECONDS = 3  # seconds for open replies when the server ends
+GRACE_SECONDS = 3  # seconds that open replies may take when the server stops
 
 
 class LabelServer(contextlib.AbstractContextManager['LabelServer']):
-    """Server of a folder's page, from when it is made until it is closed.
+    """Server of a folder's labelling page; it runs until it is closed.
 
-    links: {labeller: address, with a key that only this server accepts}.
+    links: {labeller: address of the page, with a key that only this server accepts}.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class LabelServer(contextlib.AbstractContextManager['LabelServer']):
         return uvicorn.Server(config)
 
     def wait(self) -> None:
-        """Wait until the server has ended."""
-        while self._thread.is_alive():  # `join`, interrupted, takes the thread for ended
+        """Wait until the server has stopped."""
+        while self._thread.is_alive():  # after an interrupted `join`, a thread seems to have ended
             time.sleep(0.1)
 
     def close(self) -> None:
-        """Answer what has been asked, and end; what was acknowledged is on the disk."""
+        """Send open replies, then stop; every answer that was acknowledged is on the disk."""
         self._server.should_exit = True
         self._thread.join()
         self._stack.close()
@@ -87,7 +87,7 @@ class LabelServer(contextlib.AbstractContextManager['LabelServer']):
 
 
 class FairProtocol(H11Protocol):
-    """HTTP that closes the oldest connection when there are too many, so that nobody takes all."""
+    """HTTP that closes the oldest connection when there are too many, so nobody can take all."""
 
     begun = 0.0
 
@@ -102,7 +102,7 @@ class FairProtocol(H11Protocol):
 
 
 def missing_tls(options: WebHParams) -> str | None:
-    """Return a warning if others can reach the host and nothing is encrypted."""
+    """Return a warning if other machines can reach the page without TLS, else None."""
     scheme, host = _public_address(options)
     if scheme == 'https' or host in ('127.0.0.1', '::1', '[::1]'):
         return None
@@ -114,16 +114,16 @@ def missing_tls(options: WebHParams) -> str | None:
 
 
 def _public_address(options: WebHParams) -> tuple[str, str]:
-    """Return scheme and host of the public address, or without one of the server's own."""
+    """Return (scheme, host) of options.public_url or, without it, of the server's own address."""
     match = PUBLIC_URL.fullmatch(options.public_url or '')
     return (match[1], match[2]) if match else ('http', options.host)
 
 
 def _listen(options: WebHParams) -> socket.socket:
-    """Return a socket that listens where `options` say; UserError if that cannot be."""
+    """Return a socket that listens at the host and port of `options`; UserError if it cannot."""
     host, port = options.host, options.port
     family = socket.AF_INET6 if ':' in host else socket.AF_INET
-    both = host == '::' and socket.has_dualstack_ipv6()  # the name in links may mean IPv4
+    both = host == '::' and socket.has_dualstack_ipv6()  # a host name in links may be IPv4
     try:
         listener = socket.create_server((host, port), family=family, dualstack_ipv6=both)
     except (OSError, UnicodeError) as e:
@@ -133,7 +133,7 @@ def _listen(options: WebHParams) -> socket.socket:
             f' {getattr(e, "strerror", e)}; give an address of this machine, and a free port'
             f' ({name} 0 finds one)'
         ) from e
-    # Connections inherit it. Without, the body of a reply would wait for the acknowledgement of
-    # its head, which takes 40 ms.
+    # Connections inherit this option. Without it, the body of a reply would wait 40 ms, until the
+    # client acknowledges the head.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

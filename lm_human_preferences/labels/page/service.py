@@ -1,7 +1,7 @@
 """Actions of labellers on the page.
 
-A mistake of theirs is an HTTPException or a Refused, whose text they see; where the disk fails, a
-UserError.
+A labeller's mistake raises an HTTPException or Refused, whose text they see; a failing disk raises
+a UserError.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ from lm_human_preferences.language import tokenisers
 
 
 class LabellingService:
-    """Labellers at work on one folder, each writing a file of answers, until `stack` is closed.
+    """Labellers at work on one folder, whose files of answers are open until `stack` is closed.
 
-    A random key decides the order of the samples, and the names of questions in the browser. By
-    the id of a question anybody could compute that order.
+    A random key decides in which order samples are shown, and what a question is called in the
+    browser: its id, a digest of the samples in their stored order, would reveal that order.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class LabellingService:
         self.assignments = Assignments(folder, self.labellers)
 
     def task(self, name: str) -> dict[str, Any]:
-        """Return what stays from question to question."""
+        """Return {name: value} of what is the same for all questions of a labeller."""
         return {
             'labeller': name,
             'instructions': self.folder.task['instructions'],
@@ -57,12 +57,12 @@ class LabellingService:
         }
 
     def question(self, name: str) -> dict[str, Any]:
-        """Return the question to answer now, after reading on: questions, answers of terminals."""
+        """Return the question to answer now, after reading what other programs have added."""
         with self._lock:
             try:
                 self.folder.refresh()
             except UserError as e:
-                self.note(f'note: {e}')  # what could be read counts
+                self.note(f'note: {e}')  # go on with what could be read
             return self._next(name)
 
     def answer(
@@ -74,21 +74,21 @@ class LabellingService:
         choice: Sequence[int] = (),
         reason: str = '',
     ) -> dict[str, Any]:
-        """Record a choice, or a skip and its reason, and return what comes next.
+        """Write a choice, or a skip and its reason, to the disk; return the next question.
 
-        It is on the disk on return, once for each uuid `answer`. question: name, in the browser, of
-        the question that the labeller holds. seconds: that they took; it is cut to the time for
-        which they have held it.
+        answer: uuid of the answer, which is written only once however often it is sent. question:
+        name, in the browser, of the question that the labeller holds. seconds: time that they took,
+        cut to the time for which they have held the question.
         """
         labeller, label_type = self.labellers[name], self.folder.label_type
         control = label_type.control
         is_choice = len(choice) == control.keys and control.accepts(choice)
         is_uuid = re.fullmatch('[0-9a-f]{32}', answer) is not None
-        if not (is_uuid and seconds >= 0 and (is_choice or reason in REASONS)):  # NaN is not
+        if not (is_uuid and seconds >= 0 and (is_choice or reason in REASONS)):  # NaN fails
             raise HTTPException(400, 'There is no such answer.')
         with self._lock:
             id, since = self.assignments.held.get(name, ('', 0.0))
-            if answer not in labeller.log.uuids:  # else it is only sent again
+            if answer not in labeller.log.uuids:  # else the page has sent it again
                 if self._token(id) != question:
                     raise HTTPException(409, 'That question does not wait for you any more.')
                 asked = self.folder.questions[id]
@@ -98,7 +98,7 @@ class LabellingService:
                 labeller.answer(asked, value, took, uuid=answer, **said)
             return self._next(name)
 
-    skip = answer  # with a reason in place of a choice
+    skip = answer  # with a reason instead of a choice
 
     def undo(self, name: str, answer: str) -> dict[str, Any]:
         """Take back an answer or a skip, and return its question, to be answered again."""
@@ -110,7 +110,7 @@ class LabellingService:
             return self._next(name)
 
     def _next(self, name: str) -> dict[str, Any]:
-        """Return the question for a labeller, if there is one, and their progress."""
+        """Return a labeller's next question (None if there is none), and their progress."""
         question, left = self.assignments.give(name)
         labeller = self.labellers[name]
         last = labeller.log.last()
@@ -122,7 +122,7 @@ class LabellingService:
         }
 
     def _shown(self, name: str, question: Question) -> dict[str, Any]:
-        """Return a question with its texts in the labeller's order."""
+        """Return a question for the browser, its samples as texts in this labeller's order."""
         tokens = map(self.encoder.without_padding, self.folder.tokens(question).values())
         query, *samples = map(self.encoder.decode, tokens)
         order = self.labellers[name].order(question)
@@ -133,5 +133,5 @@ class LabellingService:
         }
 
     def _token(self, question: str) -> str:
-        """Return the name of a question in the browser."""
+        """Return the name of a question in the browser: a digest of its id, with the key."""
         return hmac.digest(self._key, question.encode(), 'sha256').hex()

@@ -1,4 +1,4 @@
-"""Statistics of labels: agreement, intervals of shares, preference for a position."""
+"""Statistics of labels: agreement, intervals of fractions, preference for a position."""
 
 import itertools
 import math
@@ -10,8 +10,8 @@ from lm_human_preferences.label_types import LabelType, Value
 from lm_human_preferences.utils import student
 
 NORMAL_95 = 1.959963984540054  # a standard normal lies within +- this with probability 0.95
-# Weight of an imagined question whose labellers all agree: with it intervals hold what they promise
-# from 10 questions on, see benchmarks/interval_coverage.py.
+# Weight of imagined questions whose labellers all agree. With them, intervals have the coverage
+# that they promise from 10 questions on, see benchmarks/interval_coverage.py.
 IMAGINED = 0.25
 LEAST_EXPECTED = 5  # a chi-square test with fewer expected answers in a cell is too inexact
 
@@ -19,8 +19,8 @@ LEAST_EXPECTED = 5  # a chi-square test with fewer expected answers in a cell is
 def krippendorff_alpha(answers: Sequence[Sequence[Value]], label_type: LabelType) -> float:
     """Return Krippendorff's alpha of the answers to each question: 1 if all agree, 0 by chance.
 
-    By chance means: in whatever order the samples are stored, which says nothing about them. So
-    each question counts once in each rotation of its samples. NaN if nothing could be disagreed on.
+    Chance must not depend on the order in which samples happen to be stored, so each question
+    counts once for each rotation of its samples. NaN without two different answers after that.
     """
     places = list(range(len(label_type.samples)))
     units = []
@@ -34,16 +34,16 @@ def krippendorff_alpha(answers: Sequence[Sequence[Value]], label_type: LabelType
     domain = sorted(set(itertools.chain(*names)))
     if len(domain) < 2:
         return math.nan
-    import krippendorff  # here, as only reports need it
+    import krippendorff  # not above, as only reports need it
 
     counts = [[unit.count(name) for name in domain] for unit in names]
     return float(krippendorff.alpha(value_counts=counts, level_of_measurement='nominal'))
 
 
 def _alpha_of_numbers(units: Sequence[Sequence[float]]) -> float:
-    """Return Krippendorff's alpha of several numbers for each unit, by squared differences.
+    """Return Krippendorff's alpha, by squared differences, of the numbers given to each unit.
 
-    The library takes an array (units, values, values), which does not fit with many values.
+    The library would need an array (units, values, values): too much memory for many values.
     """
     pooled = np.array([*itertools.chain(*units)], np.float64)
     with np.errstate(over='ignore', invalid='ignore'):  # numbers near the largest float
@@ -53,11 +53,11 @@ def _alpha_of_numbers(units: Sequence[Sequence[float]]) -> float:
 
 
 def clustered_interval(successes: Sequence[float], answers: Sequence[int]) -> tuple[float, float]:
-    """Return the 95 % confidence interval of a share of answers, clustered by query.
+    """Return the 95 % confidence interval of a fraction of answers, clustered by query.
 
-    successes, answers: of each query. As labellers agree, k answers about it say less than one
-    about each of k queries: it is Wilson's for the answers over the design effect, of the share
-    among these labellers. (0, 1) where queries are too few.
+    successes, answers: numbers for each query. As labellers agree, k answers about one query say
+    less than answers about k queries: this is Wilson's interval for the number of answers divided
+    by the design effect. It holds for these labellers only. (0, 1) if queries are too few.
     """
     effective = effective_answers(successes, answers)
     if effective == 0:
@@ -66,10 +66,10 @@ def clustered_interval(successes: Sequence[float], answers: Sequence[int]) -> tu
 
 
 def effective_answers(successes: Sequence[float], answers: Sequence[int]) -> float:
-    """Return the number of independent answers that would tell as much; see clustered_interval.
+    """Return the number of independent answers that would tell as much as clustered ones.
 
-    It is 0 where some queries have several answers, and few queries have most of them: as many as
-    (sum of answers)^2 / sum of answers^2 count.
+    It is 0 if a query has several answers and there are too few queries: they count as
+    (sum of answers)^2 / (sum of answers^2) queries with equally many answers.
     """
     counts = np.array(answers, np.float64)
     if counts.max(initial=0) > 1 and counts.sum() ** 2 < student.FEWEST * (counts**2).sum():
@@ -78,11 +78,11 @@ def effective_answers(successes: Sequence[float], answers: Sequence[int]) -> flo
 
 
 def design_effect(right: np.ndarray, answers: np.ndarray) -> float:
-    """Return the factor by which clusters raise the variance of a share (L. Kish).
+    """Return the factor by which clusters raise the variance of a fraction (L. Kish).
 
-    right, answers (questions,): counts. It is 1 + (sum of answers^2 / sum of answers - 1) rho, with
-    rho, the correlation of two answers to one question, estimated as Krippendorff's alpha, with
-    IMAGINED questions on either side.
+    right, answers (questions,): counts. It is 1 + (sum of answers^2 / sum of answers - 1) rho. rho,
+    the correlation of two answers to one question, is estimated as Krippendorff's alpha, with two
+    questions of weight IMAGINED added: one whose answers are all right, and one with none right.
     """
     is_repeated = answers > 1
     if not is_repeated.any():
@@ -99,7 +99,7 @@ def design_effect(right: np.ndarray, answers: np.ndarray) -> float:
 
 
 def wilson_interval(successes: float, n: float) -> tuple[float, float]:
-    """Return the 95 % confidence interval of a share of `n` answers by Wilson's score."""
+    """Return Wilson's 95 % confidence interval of the fraction `successes` / `n`."""
     if n == 0:
         return 0.0, 1.0
     share, z2 = successes / n, NORMAL_95**2
@@ -109,7 +109,7 @@ def wilson_interval(successes: float, n: float) -> tuple[float, float]:
 
 
 def in_words(low: float, high: float) -> str:
-    """Return the words for an interval of a share, with its assumptions, or that there is none."""
+    """Return a phrase for an interval and its assumptions; (0, 1) stands for no interval."""
     if (low, high) == (0, 1):
         return f'no interval: ask about at least {student.FEWEST} queries, of similar weight'
     ends = f'{100 * low:.1f} to {100 * high:.1f} %'
@@ -119,7 +119,7 @@ def in_words(low: float, high: float) -> str:
 def uniform_p_value(counts: Sequence[int]) -> float | None:
     """Return the p-value of Pearson's test that all cells are equally likely.
 
-    None where fewer than LEAST_EXPECTED answers are expected in each cell.
+    None if fewer than LEAST_EXPECTED answers are expected in each cell.
     """
     expected = sum(counts) / max(len(counts), 1)
     if expected < LEAST_EXPECTED:

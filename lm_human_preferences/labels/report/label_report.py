@@ -1,4 +1,4 @@
-"""Facts of a folder of labels: its questions, labellers and comparisons of policies."""
+"""Facts about a folder of labels: its questions, labellers and comparisons of policies."""
 
 import collections
 import itertools
@@ -18,7 +18,7 @@ Said = dict[str, dict[str, Value]]  # {question: {labeller: answer}}, without sk
 
 def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]:
     """Return the report of `./launch.py labels` for JSON. without: labellers to leave out."""
-    of_named: Said = {}  # answers without a name may all be by the same person
+    of_named: Said = {}  # no imported answers without a name: one person may have given all
     disagreements: Said = {}
     answered = retired = 0
     for question in folder.questions.values():
@@ -26,7 +26,7 @@ def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]
         given = {each.labeller: each.value for each in answers if each.value is not None}
         answered += bool(given)
         retired += question.is_retired(folder.answers_to(question))
-        if question.kind == GOLD:  # too easy: agreement about them says nothing
+        if question.kind == GOLD:  # so easy that agreement says nothing
             continue
         named = [name for name in given if not is_unnamed(name)]
         of_named[question.id] = {name: given[name] for name in named}
@@ -48,7 +48,7 @@ def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]
 def _agreement(folder: LabelFolder, said: Said) -> dict[str, Any]:
     """Return how often labellers agree about the same question; for ratings, only alpha."""
     label_type = folder.label_type
-    equal: dict[str, int] = {}  # number of pairs of equal answers, by question
+    equal: dict[str, int] = {}  # {id of a question: number of pairs of equal answers}
     pairs: dict[str, int] = {}
     for question, given in said.items():
         if len(given) > 1:
@@ -60,7 +60,7 @@ def _agreement(folder: LabelFolder, said: Said) -> dict[str, Any]:
     if not label_type.is_numeric:
         raw = sum(equal.values()) / total if total else None
         low, high = _interval(folder, equal, pairs)
-        # Two labellers who guess; a tie is one more answer.
+        # Agreement of two labellers who guess, with one more answer if ties are allowed.
         chance = 1 / (len(label_type.samples) + 1) if label_type.ties else label_type.chance
     values = [list(said[question].values()) for question in pairs]
     alpha = agreement.krippendorff_alpha(values, label_type)
@@ -80,7 +80,7 @@ def _interval(
 ) -> tuple[float, float]:
     """Return the 95 % interval of a fraction. successes, counts: {question: number}.
 
-    Questions are clustered by query, unless all have the same one.
+    Questions are clustered by query, unless all have the same query.
     """
     queries: dict[str, Hashable] = {}
     for question in counts:
@@ -127,7 +127,7 @@ def _labeller(folder: LabelFolder, name: str, said: Said) -> dict[str, Any]:
 
 
 def _positions(folder: LabelFolder, answers: Sequence[Answer]) -> list[int] | None:
-    """Return how often each place on the screen was preferred; imported answers have none."""
+    """Count how often each place on the screen was preferred, but for imported answers."""
     places = [0] * len(folder.samples)
     for answer in answers:
         best = folder.label_type.preferred(answer.value)
@@ -137,7 +137,7 @@ def _positions(folder: LabelFolder, answers: Sequence[Answer]) -> list[int] | No
 
 
 def _gold(folder: LabelFolder, answers: Sequence[Answer]) -> dict[str, int] | None:
-    """Return how many gold questions were answered, and how many right; None for ratings."""
+    """Count the answers to gold questions, and the right ones; None for ratings."""
     if folder.label_type.chance is None:
         return None
     found = {'answers': 0, 'right': 0}
@@ -165,7 +165,7 @@ def comparisons(folder: LabelFolder, answers: Sequence[Answer]) -> list[dict[str
 
 
 def _name(policy: Policy, compared: Collection[Policy]) -> str:
-    """Return the path of a policy, with its weights if others were compared under that path."""
+    """Return a policy's path, with a digest of its weights if several policies had this path."""
     path, weights = policy
     if sum(path == each for each, _ in compared) == 1:
         return path

@@ -1,4 +1,4 @@
-"""The report on labels as lines for the terminal."""
+"""Wording of the report on labels, in lines for the terminal."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,10 +6,10 @@ from typing import Any
 
 from lm_human_preferences.labels.report.agreement import in_words
 
-Facts = Mapping[str, Any]  # entry of what label_report.report returns
-NOTHING = '-'
-MOST_DISAGREEMENTS = 20  # more are not shown
-PARTS = {  # {part of the labels in evaluation.reward_on_labels: its name}
+Facts = Mapping[str, Any]  # report that label_report.report returns, or an entry of it
+NOTHING = '-'  # in an empty cell of the table
+MOST_DISAGREEMENTS = 20  # most disagreements that are shown
+PARTS = {  # {split of the labels in evaluation.reward_on_labels: its name here}
     'held_out': 'held out of its training',
     'trained_on': 'others',
     'comparisons': 'comparisons of policies',
@@ -17,7 +17,7 @@ PARTS = {  # {part of the labels in evaluation.reward_on_labels: its name}
 
 
 def lines(folder: str, found: Facts) -> Iterator[str]:
-    """Yield the lines of the report on a folder, and of a reward model on it, if any."""
+    """Yield the lines of a report on a folder, and on a reward model's predictions, if any."""
     counts = '{all} questions, {answered} answered, {retired} retired'.format(**found['questions'])
     yield f'{folder}: {counts}; {found["training_labels"]} labels to train on'
     if found['questions']['retired']:
@@ -85,7 +85,7 @@ def _reward(found: Facts) -> Iterator[str]:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a line for each row, its first cell on the left and others on the right."""
+    """Return a line for each row, with the first column aligned left, and the others right."""
     columns = []
     for number, column in enumerate(zip(*rows, strict=True)):
         width = max(map(len, column))
@@ -95,7 +95,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def labellers(found: Mapping[str, Facts]) -> list[list[str]]:
-    """Return a table of labellers, heads first, without columns that are empty for all."""
+    """Return the table of labellers, headings first, without columns that are all empty."""
     rows = [{'labeller': name, **_cells(found[name])} for name in sorted(found)]
     heads = [head for head in rows[0] if any(row[head] != NOTHING for row in rows)]
     return [heads, *([row[head] for head in heads] for row in rows)]

@@ -17,9 +17,9 @@ from lm_human_preferences.labels.texts.records import TextLabel, Tokens
 
 
 def as_asked(labels: Sequence[TextLabel], folder: LabelFolder) -> list[TextLabel]:
-    """Return labels with the samples in the order in which each question was first asked.
+    """Return labels with their samples in the order in which the question was first asked.
 
-    A preference that was not asked before is shuffled: its file has the chosen response first.
+    A preference that was not asked before is shuffled, as its file has the chosen response first.
     UserError for an answer that is not on the folder's scale.
     """
     label_type = folder.label_type
@@ -43,9 +43,9 @@ def as_asked(labels: Sequence[TextLabel], folder: LabelFolder) -> list[TextLabel
 
 
 def shuffled(label: TextLabel, label_type: LabelType) -> TextLabel:
-    """Return a label with its samples in random order if they were in none.
+    """Return a label; if it is a preference (chosen, rejected), shuffle its two samples.
 
-    The tokens decide, so that a preference that is read again is the same question.
+    The tokens seed the shuffling, so a preference that is read again is the same question.
     """
     if label.is_ordered:
         return label
@@ -55,7 +55,7 @@ def shuffled(label: TextLabel, label_type: LabelType) -> TextLabel:
 
 
 def _in_any_order(tokens: Tokens) -> tuple[Any, ...]:
-    """Return a key that is the same for a question in every order of its samples."""
+    """Return a key of a question that does not depend on the order of its samples."""
     query, *samples = map(tuple, tokens.values())
     return query, *sorted(samples)
 
@@ -68,7 +68,7 @@ def _moved(label: TextLabel, asked: Tokens, label_type: LabelType) -> TextLabel:
         places = []
         for name in label_type.samples:
             places.append(left.index(label.tokens[name]))
-            left[places[-1]] = []  # no place of an equal sample
+            left[places[-1]] = []  # taken, so that an equal sample gets another place
         answer = label_type.moved(answer, places)
     return dataclasses.replace(label, answer=answer, tokens=asked, is_ordered=True)
 
@@ -81,10 +81,10 @@ def add_questions(
     kind: str = TRAIN,
     labellers: Callable[[int], int] | None = None,
 ) -> int:
-    """Add new questions, and return their number; gold questions keep their answers.
+    """Add the questions that are new, gold ones with their answers; return the number added.
 
-    source: stands in the place of each sample's policy. labellers: function of the index of a new
-    question that returns how many people are to answer it; by default, as many as have answered it.
+    source: recorded as the policy of each sample. labellers: function from the index of a new
+    question to the number of people who should answer it; default: as many as have answered it.
     """
     folder = writer.folder
     if kind == GOLD:
@@ -115,8 +115,8 @@ def add_questions(
 
 
 def _check_gold(labels: Sequence[TextLabel], folder: LabelFolder) -> None:
-    """Raise UserError if the answer to a gold question contradicts another one."""
-    golds: dict[str, tuple[Value, str]] = {}  # answer and place, by question
+    """Raise UserError if two answers to the same gold question contradict each other."""
+    golds: dict[str, tuple[Value, str]] = {}  # {id of a question: (answer, its place for messages)}
     for question in folder.questions.values():
         if question.kind == GOLD:
             golds[question.id] = question.gold, f'a gold question of {folder.path}'
@@ -127,9 +127,9 @@ def _check_gold(labels: Sequence[TextLabel], folder: LabelFolder) -> None:
 
 
 def add_labels(labels: Sequence[TextLabel], writer: QuestionWriter, labeller: str) -> list[str]:
-    """Add questions and the answers to them, and return lines that say what was done.
+    """Add labels to a folder, as questions and answers; return lines that say what was added.
 
-    labeller: name for answers without one. UserError if one of the labellers is at work; then
+    labeller: name for answers that name nobody. UserError if one of the labellers is at work; then
     nothing is added.
     """
     folder = writer.folder
@@ -137,7 +137,7 @@ def add_labels(labels: Sequence[TextLabel], writer: QuestionWriter, labeller: st
     given, repeated = _answers(labels, folder, labeller)
     with contextlib.ExitStack() as stack:
         writers = {}
-        # New labellers come last, so that they get no file if somebody is at work.
+        # New labellers come last, so that no file is made for them if somebody is at work.
         for name in sorted(given, key=lambda name: name not in folder.logs):
             writers[name] = stack.enter_context(Labeller(folder, name))
         added = add_questions(labels, writer, UNNAMED)
@@ -155,9 +155,9 @@ def add_labels(labels: Sequence[TextLabel], writer: QuestionWriter, labeller: st
 def _answers(
     labels: Sequence[TextLabel], folder: LabelFolder, labeller: str
 ) -> tuple[dict[str, dict[str, list[Answer]]], int]:
-    """Return {labeller: {question: answers, the last one last}}, and the number of repeated rows.
+    """Return {labeller: {id of a question: answers in order}}, and the number of repeated rows.
 
-    Answers without a name to one question are those of different people; repeated rows count once.
+    Answers to one question that name nobody are from different people; repeated rows count once.
     """
     unnamed: dict[str, list[tuple[Any, ...]]] = {}  # {question: (answer, whether all are bad, id)}
     repeated = 0
@@ -179,9 +179,9 @@ def _answers(
             labeller=name,
             question=id,
             value=label.answer,
-            order=tuple(range(len(label.samples))),  # it was not shown here
+            order=tuple(range(len(label.samples))),  # the stored order, as nothing was shown here
             seconds=0.0,
-            # In the order of the file, of which training takes the first labels.
+            # Keeps the order of the file: a training takes the oldest labels.
             time=now + 1e-6 * number,
             is_bad=label.is_bad,
             is_imported=True,
@@ -192,14 +192,14 @@ def _answers(
 
 
 def _add_answers(labeller: Labeller, given: dict[str, list[Answer]]) -> list[str]:
-    """Add the answers that a labeller has not given yet, and return lines about all of them."""
+    """Add those of `given` that are new for a labeller; return lines on what was done."""
     new, left_out, changed = [], 0, 0
     for question, answers in given.items():
         answer, before = answers[-1], labeller.log.answer_to(question)
         if before is not None and before.value is not None and not before.is_imported:
-            left_out += 1  # the answer given here may be the later one
+            left_out += 1  # an answer given in this program stays: it may be the later one
             continue
-        if before is not None and before.value is not None:  # a skip is no answer
+        if before is not None and before.value is not None:  # a skip does not count
             answers = [before, *answers]
         said = [(each.value, each.is_bad) for each in answers]
         if answers[0] is not before or said[0] != said[-1]:

@@ -1,7 +1,7 @@
-"""Preferences: records in which one of two responses is chosen, and the other rejected.
+"""Parser of preferences: records with a chosen and a rejected response to the same query.
 
-The query is in a field of its own; or both are lists of messages, or transcripts as those of the
-data set hh-rlhf, that begin alike.
+The query has its own field, or is the common beginning of two dialogues. A dialogue is a list of
+messages, or a transcript as in the data set hh-rlhf.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from lm_human_preferences.datasets.messages import (
 )
 from lm_human_preferences.errors import UserError
 
-HUMAN, ASSISTANT = '\n\nHuman:', '\n\nAssistant:'  # begin a turn of a transcript
+HUMAN, ASSISTANT = '\n\nHuman:', '\n\nAssistant:'  # texts that begin a turn of a transcript
 PAIR = ('chosen', 'rejected')
 
 
@@ -27,7 +27,7 @@ class OtherQueryError(UserError):
 
 
 def preference(record: Mapping[str, Any], where: str) -> tuple[str, tuple[str, str]]:
-    """Return (query, (chosen, rejected response)); UserError if the record has no such pair."""
+    """Return (query, (chosen, rejected response)) of a record; UserError if it lacks a pair."""
     if all(isinstance(record.get(name), str) for name in PAIR):
         chosen, rejected = (fields.text_field(record, name, where) for name in PAIR)
         if _is_transcript(chosen) and _is_transcript(rejected):
@@ -39,7 +39,7 @@ def preference(record: Mapping[str, Any], where: str) -> tuple[str, tuple[str, s
             f"{where}: 'chosen' and 'rejected' must both be texts, or lists of messages with a role"
             ' and a content'
         )
-    # What both dialogues begin with belongs to the query.
+    # The messages with which both dialogues begin belong to the query.
     shared = _common_length(_comparable(chosen[:-1]), _comparable(rejected[:-1]))
     for dialogue in (chosen, rejected):
         if len(dialogue) > 1 and dialogue[shared]['role'] == USER:
@@ -51,7 +51,7 @@ def preference(record: Mapping[str, Any], where: str) -> tuple[str, tuple[str, s
 
 
 def is_dialogue(text: str) -> bool:
-    """Return whether a text is several messages, or a transcript."""
+    """Return whether a text holds messages of a dialogue, as a transcript does."""
     return messages.is_dialogue(text) or _is_transcript(text)
 
 
@@ -78,7 +78,7 @@ def _split_transcripts(
 
 
 def _query(record: Mapping[str, Any], shared: list[Message], where: str) -> str:
-    """Return the query in a field of a record. shared: what both dialogues begin with, if any."""
+    """Return the query of a record as text. shared: messages that begin both dialogues, if any."""
     field = fields.query_field(record, where) or 'prompt'
     prompt = as_plain(record.get(field), where)
     if prompt is None and not (shared and fields.is_empty(record.get(field))):
@@ -86,7 +86,7 @@ def _query(record: Mapping[str, Any], shared: list[Message], where: str) -> str:
         if not shared:
             return fields.after_system(record, text, where)
         prompt = [{'role': USER, 'content': text}]
-    # Either may begin with more than the other, such as a message of the system.
+    # The longer list may have more messages at its beginning, such as one of the system.
     fewer, query = sorted((shared, prompt or []), key=len)
     if _comparable(query[len(query) - len(fewer) :]) != _comparable(fewer):
         raise UserError(
@@ -100,11 +100,11 @@ def _query(record: Mapping[str, Any], shared: list[Message], where: str) -> str:
 
 
 def _common_length(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """Return how many items two sequences both begin with."""
+    """Return the length of the common beginning of two sequences."""
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second))
     return sum(1 for _ in same)
 
 
 def _comparable(dialogue: Sequence[Message]) -> list[tuple[str, str]]:
-    """Return messages as they are compared: white space around them makes no difference."""
+    """Return [(role, content without white space around it)], by which messages are compared."""
     return [(message['role'], message['content'].strip()) for message in dialogue]

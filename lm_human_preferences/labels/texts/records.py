@@ -3,9 +3,9 @@
     {"query", "sample0", "sample1", .., "best"}   the fields of a label, as strings
     {"prompt", "chosen", "rejected"}              see preferences.py
 
-Either may have an "id", and a "labeller" who gave it. The query may have any of the names in
-fields.QUERIES; a field "system" is the message before it. A file is a JSON array, or has a record a
-line, or is a table (.csv, .tsv) whose columns are the fields.
+Both may have an "id", and a "labeller" who gave the answer. The query may be in any of the fields
+fields.QUERIES; a field "system" has the message before the query. A file is a JSON array, JSON
+lines, or a table (.csv, .tsv) whose columns are the fields.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ from lm_human_preferences.labels.answers import BAD, GIVEN_BY, ID, check_given_i
 from lm_human_preferences.labels.texts.preferences import PAIR, preference
 from lm_human_preferences.runs.run_files import LABELLER
 
-STANDARD_INPUT = ('-', '/dev/stdin')  # in place of a file
-TEXT_FIELDS = ('query', 'sample', 'sample0')  # texts here, token ids in other labels
+STANDARD_INPUT = ('-', '/dev/stdin')  # paths that stand for standard input
+TEXT_FIELDS = ('query', 'sample', 'sample0')  # texts in these labels, lists of token ids in others
 EXAMPLES = 'examples/labels has programs that convert formats of other tools'
 CONVERT = "pandas.read_parquet(FILE).to_json('labels.jsonl', orient='records', lines=True)"
 Tokens = dict[str, list[int]]
@@ -34,24 +34,24 @@ Tokens = dict[str, list[int]]
 
 @dataclasses.dataclass(frozen=True)
 class TextLabel:
-    """A question in words, and its answer.
+    """A question as texts, and its answer.
 
-    tokens: {field: token ids, padded} of query and samples, once they are known.
+    tokens: {field: padded token ids} of query and samples, filled in by `tokenise`.
     """
 
     query: str
     samples: tuple[str, ...]
-    answer: Value | None  # in the form of its label type, if there is one
+    answer: Value | None  # in the form of its label type; None without an answer
     is_bad: bool = False  # whether a tie means that all samples are bad
     labeller: str | None = None
-    is_ordered: bool = True  # whether samples are in the order in which they were shown
+    is_ordered: bool = True  # False if the order (chosen, rejected) gives the answer away
     id: int | str | None = None
-    where: str = dataclasses.field(default='', compare=False)  # its place, for messages
+    where: str = dataclasses.field(default='', compare=False)  # file and line, for messages
     tokens: Tokens = dataclasses.field(default_factory=dict, compare=False)
 
 
 def read(path: str) -> list[tuple[str, Any]]:
-    """Return what `read_file` does, also for STANDARD_INPUT."""
+    """Read a file as `read_file` does, or standard input if `path` stands for it."""
     if path not in STANDARD_INPUT:
         return read_file(path)
     try:
@@ -61,7 +61,7 @@ def read(path: str) -> list[tuple[str, Any]]:
 
 
 def read_file(path: str) -> list[tuple[str, Any]]:
-    """Return (place for messages, record) pairs of JSON lines, a JSON array, or a table."""
+    """Read JSON lines, a JSON array or a table: return [(place for messages, record)]."""
     if path.lower().endswith('.parquet'):
         raise UserError(f'{path} is a .parquet file, which is not read; to convert it: {CONVERT}')
     if storage.is_table(path):
@@ -80,7 +80,7 @@ def _parse_text(text: str, name: str) -> list[tuple[str, Any]]:
 
 
 def is_text(record: Any) -> bool:
-    """Return whether a record is of a format of texts; otherwise it holds token ids."""
+    """Return whether a record holds texts; otherwise it holds token ids."""
     if not isinstance(record, dict):
         return False
     has_texts = any(isinstance(record.get(field), str) for field in TEXT_FIELDS)
@@ -99,7 +99,7 @@ def parse(
     needs_answer: bool = True,
     type_option: str = '--labels.type',
 ) -> TextLabel:
-    """Return the label in a record; UserError, which says `where`, for an unknown format."""
+    """Parse a record as a label; UserError, which names `where`, for an unknown format."""
     if not isinstance(record, dict):
         raise UserError(f'{where} is a {type(record).__name__}, not an object')
     if is_pair(record):
@@ -137,7 +137,7 @@ def _parse_label(
     samples = tuple(text_field(record, name, where) for name in label_type.samples)
     field = label_type.field
     given = record.get(field)
-    is_given = field in record and given != ''  # an empty cell of a table is none
+    is_given = field in record and given != ''  # an empty cell of a table is no answer
     answer = label_type.read(_as_number(given, field == 'best'))
     if not is_given and needs_answer:
         raise UserError(f'{where}, field {field!r} is missing: it is the answer')
@@ -146,12 +146,12 @@ def _parse_label(
         raise UserError(
             f'{where}, field {field!r} must be {label_type.expected}, not {given!r:.80}{fix}'
         )
-    is_bad = answer == TIE and str(record.get(BAD)).lower() == 'true'  # also of a table
+    is_bad = answer == TIE and str(record.get(BAD)).lower() == 'true'  # a table has texts
     return TextLabel(query, samples, answer, is_bad=is_bad, **_given(record, where))
 
 
 def _as_number(given: Any, may_be_letter: bool) -> Any:
-    """Return the number in a text, as all cells of tables are; A is 0; other values as they are."""
+    """Convert a text, such as a cell of a table, to a number if possible; letters: A is 0."""
     if isinstance(given, str) and may_be_letter and re.fullmatch('[A-Za-z]', given.strip()):
         return ord(given.strip().upper()) - ord('A')
     with contextlib.suppress(ValueError):
@@ -173,11 +173,11 @@ def _given(record: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _labeller(value: Any) -> str | None:
     """Return the name of a labeller, the same for 1, 1.0, '1' and '1.0'; None if it is empty.
 
-    A value that cannot be a name, such as an e-mail address, becomes one that ends in its digest.
+    A value that cannot be a name, such as an e-mail address, becomes a name with its digest.
     """
     if fields.is_empty(value):
         return None
-    name = re.sub(r'^(\d+)\.0$', r'\1', str(value).strip())  # as tables write a number
+    name = re.sub(r'^(\d+)\.0$', r'\1', str(value).strip())  # tables write numbers so
     if LABELLER.fullmatch(name):
         return name
     digest = hashlib.sha256(name.encode(errors='replace')).hexdigest()

@@ -1,4 +1,4 @@
-"""Labels of token ids as texts; ids are of GPT-2 unless a label names its `encoding`."""
+"""Conversion of labels from token ids to texts; a label may name the `encoding` of its ids."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,17 +11,17 @@ from lm_human_preferences.language import encodings, tokenisers
 from lm_human_preferences.language.encodings import Encoder, Encoding
 
 FIELD = 'encoding'
-TOKENS, TEXT, PREFERENCES = 'tokens', 'text', 'preferences'  # what labels are exported as
+TOKENS, TEXT, PREFERENCES = 'tokens', 'text', 'preferences'  # values of --export_as
 NO_TIES = 'note: {count} answers without a preference are left out: {form} has no place for them'
 
 
 def marked(label: dict[str, Any], encoding: str) -> dict[str, Any]:
-    """Add the name of a tokeniser to a label for a file; other encodings are not named."""
+    """Return a label with its encoding as a field if that is a tokeniser; others are not named."""
     return {**label, FIELD: encoding} if encoding.startswith(tokenisers.PREFIX) else label
 
 
 def as_file(objects: Iterable[dict[str, Any]], path: str) -> str:
-    """Return the content of a file: one object a line for a .jsonl, else a JSON array."""
+    """Return the content of a file: JSON lines if `path` ends in .jsonl, else a JSON array."""
     lines = [json.dumps(value, ensure_ascii=False) for value in objects]
     if path.endswith('.jsonl'):
         return ''.join(f'{line}\n' for line in lines)
@@ -29,7 +29,7 @@ def as_file(objects: Iterable[dict[str, Any]], path: str) -> str:
 
 
 def encoding_of(objects: Sequence[Any], encoding: Encoding, source: str) -> Encoding:
-    """Return the encoding of the token ids in labels; UserError for several or an unknown one."""
+    """Return the encoding of the token ids in labels; UserError if it is unknown, or several."""
     is_of_gpt2 = tokenisers.unnamed_ids_are_of_gpt2(encoding)
     unnamed = encodings.Main.name if is_of_gpt2 else encoding.name
     names = {str(label.get(FIELD, unnamed)) for label in objects if isinstance(label, dict)}
@@ -48,7 +48,7 @@ def encoding_of(objects: Sequence[Any], encoding: Encoding, source: str) -> Enco
 
 
 def tokens_of(tokens: Any, text: str, encoder: Encoder, n_vocab: int) -> list[int] | None:
-    """Return `tokens` without padding if they decode to this text, else None."""
+    """Return `tokens` without padding if they decode to `text`, else None."""
     if not _are_tokens(tokens, encoder, n_vocab):
         return None
     real = encoder.without_padding(tokens)
@@ -58,7 +58,7 @@ def tokens_of(tokens: Any, text: str, encoder: Encoder, n_vocab: int) -> list[in
 def as_texts(
     objects: Sequence[Any], label_type: LabelType, encoding: Encoding, source: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (place for messages, label with texts in place of token ids) of each label."""
+    """Yield (place for messages, label with texts instead of token ids) for each label."""
     encoder = encoding.get_encoder()
     for index, label in enumerate(objects):
         where = f'{source}, label {index}'
@@ -76,7 +76,7 @@ def as_texts(
 
 
 def text_of(tokens: Sequence[int], field: str, encoder: Encoder) -> str:
-    """Return the text of a field. An empty query is one token, the end of a text."""
+    """Decode the tokens of a field; a query of only the end-of-text token is empty."""
     real = encoder.without_padding(tokens)
     return '' if field == 'query' and real == [encoder.eot_token] else encoder.decode(real)
 
@@ -90,7 +90,7 @@ def _are_tokens(value: Any, encoder: Encoder, n_vocab: int) -> bool:
 def exported(
     labels: Iterable[dict[str, Any]], label_type: LabelType, encoder: Encoder
 ) -> tuple[list[dict[str, Any]], int]:
-    """Return labels as texts, and how many of the texts would be encoded as other tokens."""
+    """Return labels with texts, and how many of the texts would be encoded to other tokens."""
     written, inexact = [], 0
     for label in labels:
         texts = {}
@@ -106,7 +106,7 @@ def exported(
 def preferences(
     labels: Iterable[dict[str, Any]], label_type: LabelType
 ) -> Iterator[dict[str, Any]]:
-    """Yield {prompt, chosen, rejected} and the id of each pair of samples of which one is better.
+    """Yield {prompt, chosen, rejected, any id} for each pair of samples that a label orders.
 
     UserError for ratings, which compare no samples.
     """

@@ -1,4 +1,4 @@
-"""Texts of labels as token ids of a task's encoding and lengths."""
+"""Conversion of labels from texts to token ids that fit a task's encoding and lengths."""
 
 import collections
 import contextlib
@@ -18,7 +18,7 @@ from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.utils.terminal import printable
 
-# Lines for the user, by the name of what is counted
+# {name of a count in Tokeniser.counts: line for the user}
 NOTES = {
     'cut query': 'Cut: {} queries, to --task.query_length',
     'cut response': 'Cut: {} responses, to --task.response_length',
@@ -35,17 +35,17 @@ NOTES = {
 
 
 class Skipped(Exception):
-    """A label is left out, and has been counted."""
+    """Signal: a label is left out, which has been counted."""
 
 
 class Tokeniser:
     """Converter of texts to token ids that fit a task, with counts of what did not fit.
 
-    An empty query becomes the token that ends a text, if the encoding has one.
+    An empty query becomes the end-of-text token, if the encoding has one.
 
-    too_long: treatment of longer texts: 'refuse', 'skip' or 'cut'. A text loses its end, as queries
-    of the task do; a dialogue loses its beginning, since its last turn is answered. option: name of
-    the option too_long, for errors.
+    too_long: 'refuse', 'skip' or 'cut' texts that are too long. Cutting removes the end of a text,
+    as for the task's own queries, but the beginning of a dialogue, as its last turn is answered.
+    option: name of the option too_long, for errors.
     """
 
     def __init__(self, encoding: Encoding, task: TaskHParams, too_long: str, option: str) -> None:
@@ -53,10 +53,10 @@ class Tokeniser:
         self.lengths = {'query': task.query_length, 'response': task.response_length}
         self.too_long, self.option = too_long, option
         self.counts: collections.Counter[str] = collections.Counter()
-        self.unread: collections.Counter[str] = collections.Counter()  # number of records, by field
+        self.unread: collections.Counter[str] = collections.Counter()  # {ignored field: count}
 
     def query(self, text: str, where: str, tokens: list[int] | None = None) -> list[int]:
-        """Return the tokens of a query, not padded; UserError, or Skipped, if it does not fit."""
+        """Return the unpadded tokens of a query; UserError, or Skipped, if it does not fit."""
         if tokens is None:
             tokens = self._encoded(text, where)
         if not tokens:
@@ -74,7 +74,7 @@ class Tokeniser:
     def question(self, label: TextLabel, fields: Sequence[str], where: str) -> Tokens:
         """Return {name: padded token ids} of query and samples. fields: names of the samples.
 
-        Skipped for a preference with an empty text, or two responses of the same tokens.
+        Skipped for a preference with an empty text, or with two responses of the same tokens.
         """
         is_pair = not label.is_ordered
         if is_pair and any(map(is_empty, (label.query, *label.samples))):
@@ -92,11 +92,11 @@ class Tokeniser:
         return question
 
     def count_special(self, texts: Iterable[str]) -> None:
-        """Count a record whose texts spell special tokens, as rendered templates do."""
+        """Count a record if its texts spell special tokens, as rendered chat templates do."""
         self.counts['special'] += self.encoder.spells_special(*texts)
 
     def notes(self) -> list[str]:
-        """Return lines for the user on what did not fit."""
+        """Return lines for the user on what was cut, left out or ignored."""
         counts = self.counts
         lines = [text.format(counts[name]) for name, text in NOTES.items() if counts[name]]
         if self.unread:
@@ -107,7 +107,7 @@ class Tokeniser:
 
     def _encoded(self, text: str, where: str) -> list[int]:
         try:
-            text.encode()  # JSON can hold half a character
+            text.encode()  # fails for lone surrogates, which JSON can hold
             return self.encoder.encode(text)
         except UnicodeEncodeError as e:
             raise UserError(f'{where} is not valid text: {e.reason}') from e
@@ -140,11 +140,11 @@ def tokenise(
     needs_answer: bool = True,
     ties: bool = True,
 ) -> tuple[list[TextLabel], list[str]]:
-    """Return the labels in records of texts, with their token ids, and notes for the user.
+    """Parse records of texts; return labels with their token ids, and notes for the user.
 
     found: (place for messages, record) pairs. settings: options of train_reward. needs_answer:
     whether a record without an answer is an error. ties: whether an answer may be a tie. UserError
-    with the place of a record that is not understood.
+    names the place of a record in an unknown format.
     """
     label_type = label_types.get(settings.labels.type)
     if ties:
