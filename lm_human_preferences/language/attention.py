@@ -13,7 +13,7 @@ from lm_human_preferences.training import precision
 
 
 def positions_for(mask: torch.Tensor) -> torch.Tensor:
-    """Return the number of real tokens before each: bool mask (..., length) -> int64."""
+    """Return the number of real tokens before each column of bool `mask (..., length)`: int64."""
     counts = mask.long()
     return counts.cumsum(-1) - counts
 
@@ -25,12 +25,12 @@ def attention_mask(
     *,
     all_real: bool = False,
 ) -> torch.Tensor:
-    """Return the keys that the last `queries` positions attend to: bool (batch, queries, keys).
+    """Return which keys the last `queries` tokens may attend to: bool (batch, queries, keys).
 
     mask: bool (batch, keys), False at padding. A token attends to itself and to the real tokens
-    before it, as far as `segment_mask (queries, keys)` allows. Padding before the first token
-    attends to itself, since its softmax over no keys would be NaN; its output is never used.
-    all_real: whether there is no padding; the result then has a batch of 1.
+    before it, except where `segment_mask (queries, keys)` is False. Padding before the first token
+    attends to itself, as a softmax over no keys would be NaN; the output there is never used.
+    all_real: whether the batch has no padding; the result is then (1, queries, keys).
     """
     keys = mask.shape[1]
     key_columns = torch.arange(keys, device=mask.device)
@@ -46,12 +46,12 @@ def attention_mask(
 
 
 def attention_bias(allowed: torch.Tensor, batch: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return what is added to products of queries and keys: (batch, 1, queries, keys).
+    """Return a bias to add to query-key products, to hide keys: (batch, 1, queries, keys).
 
-    allowed: see attention_mask.
+    allowed: the result of attention_mask.
     """
     bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
-    # The smallest number, not -inf: some families of transformers add masks of their own.
+    # The lowest finite number, not -inf: some models of transformers add masks of their own.
     bias = bias.masked_fill_(~allowed, torch.finfo(dtype).min)
     return bias.unsqueeze(1).expand(batch, -1, -1, -1)
 
@@ -63,16 +63,16 @@ def attend(
     bias: torch.Tensor,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """Compute attention of `q (batch, n_head, queries, d)`: (batch, queries, n_head * d).
+    """Return attention outputs of `q (batch, n_head, queries, d)`: (batch, queries, n_head * d).
 
-    k, v: (batch, n_group, keys, d); each serves n_head / n_group neighbouring heads. bias: see
-    attention_bias. scale: of the products, by default d ** -.5.
+    k, v: (batch, n_group, keys, d); n_head / n_group neighbouring heads share a group. bias: see
+    attention_bias. scale: factor of query-key products; None: d ** -0.5.
     """
     if precision.fuses_attention():
         batch, n_head, queries, _ = q.shape
         shared_by = n_head // k.shape[1]
         if queries == 1:
-            # The heads that share keys are as good as queries of one head: no key is copied.
+            # Heads that share keys are treated as queries of one head, so that no key is copied.
             q = q.unflatten(1, (-1, shared_by)).flatten(2, 3)
             attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
             return attended.reshape(batch, 1, -1)
@@ -90,17 +90,17 @@ def attend_by_two_products(
     bias: torch.Tensor,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """Compute `attend` as product, softmax, product: faster for short rows with oneDNN."""
+    """Compute `attend` as matmul, softmax, matmul: faster for short rows with oneDNN."""
     batch, n_head, queries, d = q.shape
     n_group = k.shape[1]
-    # Heads that share keys are stacked, as if they were more queries of one head.
+    # Stack the heads that share keys, as if they were more queries of one head.
     q_rows = q.unflatten(1, (n_group, -1)).flatten(2, 3).flatten(0, 1)
     k_rows = k.flatten(0, 1)
     alpha = d**-0.5 if scale is None else scale
     bias = bias.expand(-1, n_head // n_group, -1, -1).flatten(1, 2)
     bias = bias.unsqueeze(1).expand(-1, n_group, -1, -1).flatten(0, 1)
     if queries == 1:
-        # Keys times query: query times keys would copy the keys, which have gaps in a cache.
+        # Keys times query: the other order would copy cached keys, which are not contiguous.
         scores = torch.baddbmm(bias.mT, k_rows, q_rows.mT, alpha=alpha).mT
     else:
         scores = torch.baddbmm(bias, q_rows, k_rows.mT, alpha=alpha)
@@ -117,12 +117,12 @@ def attend_within_rows(
     longest: int,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """Compute causal attention of rows that follow each other without padding, on a GPU.
+    """Compute causal attention within each of several rows, joined without padding, on a GPU.
 
     q: (tokens, n_head, d). k, v: (tokens, n_group, d). starts: see Rows.starts. longest: length of
     the longest row. Returns (tokens, n_head * d).
     """
-    from torch.nn.attention.varlen import varlen_attn  # takes seconds
+    from torch.nn.attention.varlen import varlen_attn  # takes seconds to import
 
     shared_by = q.shape[1] // k.shape[1]
     if shared_by > 1:
@@ -135,24 +135,24 @@ def attend_within_rows(
 
 
 def take_queries(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Take `columns (batch, n)` of `values (batch, heads, queries, d)`: (batch, heads, n, d)."""
+    """Select `columns (batch, n)` in `values (batch, heads, queries, d)`: (batch, heads, n, d)."""
     index = columns[:, None, :, None].expand(-1, values.shape[1], -1, values.shape[3])
     return values.gather(2, index)
 
 
 class KVCache:
-    """Keys and values of the tokens so far, in memory for `capacity` tokens.
+    """Keys and values of the tokens so far, in memory allocated for `capacity` tokens.
 
-    length: number of tokens, behind which the next ones are written. It takes no gradient.
+    length: number of cached tokens; new ones are written after them. No gradient passes through.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.layers: list[torch.Tensor] = []  # (2, batch, n_head, capacity, d) each
+        self.layers: list[torch.Tensor] = []  # for each layer: (2, batch, n_head, capacity, d)
         self.length = 0
 
     def extend(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Add `k, v (batch, n_head, n, d)`; return all keys and values (2, ..., keys, d)."""
+        """Append `k, v (batch, n_head, n, d)`; return all keys and values: (2, ..., keys, d)."""
         if layer == len(self.layers):
             self.layers.append(k.new_zeros(2, *k.shape[:2], self.capacity, k.shape[3]))
         held = self.layers[layer]
@@ -161,12 +161,12 @@ class KVCache:
         return held[..., :end, :]
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Keep only these rows of the batch."""
+        """Keep only the rows of the batch with these indices."""
         self.layers = [layer[:, rows] for layer in self.layers]
 
 
 class Unpadding:
-    """Layout of a batch without padding: (batch, length, ...) as (tokens, ...), and back.
+    """Conversion of padded tensors (batch, length, ...) to real tokens (tokens, ...), and back.
 
     shape: (batch, length). real: bool (batch, length), in host memory so that nothing waits for the
     device; None: no padding.
@@ -183,7 +183,7 @@ class Unpadding:
             self.indices = torch.from_numpy(np.flatnonzero(on_host))
 
     def to(self, device: torch.device) -> Self:
-        """Return the layout for tensors on `device`."""
+        """Move the indices to `device`, where the tensors to convert are; return self."""
         if self.indices is not None:
             self.indices = self.indices.to(device, non_blocking=True)
         return self
@@ -202,29 +202,29 @@ class Unpadding:
         return unpadded.view(*self.shape, *unpadded.shape[1:])
 
     def tokens_before(self, places: torch.Tensor) -> torch.Tensor:
-        """Return how many tokens are before `places (n,)` of the flattened batch, (n,)."""
+        """Return counts of real tokens before `places (n,)` in the flattened batch: (n,)."""
         return places if self.indices is None else torch.searchsorted(self.indices, places)
 
 
 class BlockInputs:
-    """Inputs of some blocks, numbered from 0, at the columns of a forward pass that are read."""
+    """Inputs of a network's `blocks` (numbered from 0), as a forward pass stores them."""
 
     def __init__(self, blocks: Iterable[int]) -> None:
         self.blocks = tuple(blocks)
-        self.states: dict[int, torch.Tensor] = {}  # (batch * n, n_embd) each
+        self.states: dict[int, torch.Tensor] = {}  # {block: (batch * n, n_embd)}
 
     def stacked(self) -> torch.Tensor:
-        """Return them as one tensor, (blocks, batch * n, n_embd)."""
+        """Return the inputs of all blocks as one tensor, (blocks, batch * n, n_embd)."""
         return torch.stack([self.states[block] for block in self.blocks])
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Layout of a batch without padding, and which of its tokens attend to which.
+    """Layout of a batch's real tokens, and the attention between them.
 
     bias: see attention_bias. is_causal: whether the bias only hides later tokens and padding.
-    cache: keys and values of the tokens before, or None. read: the only columns (batch, n) whose
-    outputs are read; None: all. kept: stores the inputs of its blocks at `read`.
+    cache: keys and values of earlier tokens, or None. read: the columns (batch, n) whose outputs
+    the caller needs; None: all. kept: where the inputs of its blocks at `read` are stored.
     """
 
     unpadding: Unpadding
@@ -242,7 +242,7 @@ class Rows:
         v: torch.Tensor,
         scale: float | None = None,
     ) -> torch.Tensor:
-        """Compute attention of `q, k, v (tokens, heads, d)` at `read`: (tokens, n_head * d)."""
+        """Return the attention of `q, k, v (tokens, heads, d)` at `read`: (tokens, n_head * d)."""
         if self.is_causal and precision.attends_without_padding(q):
             if self.cache is not None:
                 self.keys_and_values(layer, k, v)
@@ -256,9 +256,9 @@ class Rows:
         return attend(queries, keys, values, bias, scale).flatten(0, 1)
 
     def keys_and_values(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> Any:
-        """Return keys and values, (batch, heads, keys, d) each, after those in the cache.
+        """Return all keys and all values, (batch, heads, keys, d) each, with cached ones first.
 
-        k, v: (tokens, heads, d), which the cache also takes.
+        k, v: (tokens, heads, d) of the new tokens, which are added to the cache.
         """
         k, v = self._by_head(k), self._by_head(v)
         return (k, v) if self.cache is None else self.cache.extend(layer, k, v)
@@ -266,7 +266,7 @@ class Rows:
     def _by_head(self, values: torch.Tensor) -> torch.Tensor:
         """Map `values (tokens, heads, d)` to (batch, heads, length, d)."""
         if self.unpadding.shape[1] == 1 and self.unpadding.indices is None:
-            return values.unsqueeze(2)  # fewer operators for each sampled token
+            return values.unsqueeze(2)  # the same with fewer operators, for sampling
         return self.unpadding.pad(values).transpose(1, 2)
 
     def wanted(self, values: torch.Tensor) -> torch.Tensor:
@@ -275,7 +275,7 @@ class Rows:
 
     @cached_property
     def starts(self) -> torch.Tensor:
-        """Offsets of rows in the batch without padding, and its length: int32 (batch + 1,)."""
+        """Index of each row's first real token, then the number of tokens: int32 (batch + 1,)."""
         batch, length = self.unpadding.shape
         ends = torch.arange(0, batch * length + 1, length, device=self.bias.device)
         return self.unpadding.tokens_before(ends).int()
@@ -288,10 +288,10 @@ class Rows:
         tokens = self.unpadding.tokens_before((rows * length + self.read).flatten())
         if self.unpadding.indices is None:
             return tokens
-        return tokens.clamp_(max=len(self.unpadding.indices) - 1)  # behind the last is padding
+        return tokens.clamp_(max=len(self.unpadding.indices) - 1)  # where only padding follows
 
 
 def last_present(mask: torch.Tensor) -> torch.Tensor:
-    """Return, for each column of `mask (..., length)`, that of the last real token up to it."""
+    """Return the column of the last real token up to each column of `mask (..., length)`, or 0."""
     columns = torch.arange(mask.shape[-1], device=mask.device)
     return torch.where(mask, columns, 0).cummax(-1).values

@@ -1,6 +1,6 @@
-"""Contexts of queries as transformers encodes them: in a chat template, or as whole texts.
+"""Contexts, which a policy reads: queries in a chat template, or between prefix and suffix.
 
-Only the policy reads queries in this form.
+Contexts have the tokens that transformers makes. Only the policy reads them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.language.tokenisers import TOKENISER, TokeniserEncoder, failing
 from lm_human_preferences.utils.rendering import TemplateError, render
 
-# Tokens that a context may have beyond those of its query and of the text around it: inside that
-# text, a query is sometimes split into more tokens.
+# Extra tokens that a context may have: with text around it, a query is sometimes split into more
+# tokens than alone.
 SLACK = 4
 TOO_LONG, REFUSED = 'too_long', 'refused'
 
 
 class Contexts(ABC):
-    """Contexts (batch, length) of queries of at most `query_length` tokens."""
+    """Maker of contexts (batch, length) from queries of at most `query_length` tokens."""
 
     def __init__(self, encoder: TokeniserEncoder, query_length: int) -> None:
         self.encoder = encoder
@@ -36,10 +36,10 @@ class Contexts(ABC):
 
     @abstractmethod
     def _context(self, query: tuple[int, ...]) -> list[int]:
-        """Return the context of a query without its padding; UserError if it has none."""
+        """Return the tokens of the context of an unpadded query; UserError if none can be made."""
 
     def problem(self, whole: Sequence[int], query: Sequence[int]) -> str | None:
-        """Return TOO_LONG or REFUSED for a query without a context. whole: the query uncut."""
+        """Return TOO_LONG or REFUSED for a query without context. whole: its text before cuts."""
         try:
             context = self.context(tuple(query))
         except UserError:
@@ -47,7 +47,7 @@ class Contexts(ABC):
         return TOO_LONG if len(context) > self.length else None
 
     def contexts(self, queries: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Return contexts of padded queries, padded on the right to the same length."""
+        """Return the contexts of padded queries, themselves padded on the right to `length`."""
         padding = self.encoder.padding_token
         rows = []
         for query in queries:
@@ -62,7 +62,7 @@ class Contexts(ABC):
 
 
 class WholeTexts(Contexts):
-    """Contexts of prefix, query and suffix as one text, before which transformers puts a space."""
+    """Contexts of prefix, query and suffix encoded as one text, with a space before it."""
 
     def __init__(
         self, encoder: TokeniserEncoder, prefix: str, suffix: str, query_length: int
@@ -76,7 +76,7 @@ class WholeTexts(Contexts):
 
 
 class ChatTemplate(Contexts):
-    """Contexts by the chat template of a tokeniser; UserError if no template works."""
+    """Contexts that a tokeniser's chat template makes; UserError if it has none that works."""
 
     def __init__(self, encoder: Encoder, prefix: str, suffix: str, query_length: int) -> None:
         if not isinstance(encoder, TokeniserEncoder):
@@ -95,30 +95,30 @@ class ChatTemplate(Contexts):
 
     @property
     def writes_date(self) -> bool:
-        """Return whether contexts depend on the day, as in Llama 3's template."""
+        """Return whether contexts contain the current date, as in Llama 3's template."""
         return 'strftime_now' in self._template
 
     def render(self, dialogue: Sequence[Message], **settings: Any) -> str:
-        """Render messages, see apply_chat_template; UserError where the template refuses them."""
+        """Render messages as text, by apply_chat_template's `settings`; UserError if that fails."""
         try:
             return render(self.encoder.own, dialogue, **settings)
         except TemplateError as e:
             raise UserError(f'--task.chat: the chat template of the model fails: {e}') from e
 
     def _tokens(self, rendered: str) -> list[int]:
-        """Return the tokens of a rendered text, in which special tokens are read as such."""
+        """Return the tokens of a rendered text; where it spells special tokens, it has these."""
         with failing('encode', rendered):
             return self.encoder.own(rendered, add_special_tokens=False)['input_ids']
 
     def _context(self, query: tuple[int, ...]) -> list[int]:
-        """Return the tokens up to where an answer begins, or goes on."""
+        """Return tokens of the rendered query, up to where the assistant begins or continues."""
         dialogue = messages.as_messages(self.encoder.decode(query))
         if len(dialogue) == 1 and dialogue[0]['role'] == messages.USER:
             content = f'{self.prefix}{dialogue[0]["content"]}{self.suffix}'
             dialogue = [{'role': messages.USER, 'content': content}]
         last = dialogue[-1]
         if len(dialogue) > 1 and last['role'] == messages.ASSISTANT and not last['content'].strip():
-            dialogue.pop()  # nothing to go on from
+            dialogue.pop()  # an empty answer need not be continued
         goes_on = dialogue[-1]['role'] == messages.ASSISTANT
         rendered = self.render(
             dialogue, add_generation_prompt=not goes_on, continue_final_message=goes_on
@@ -127,8 +127,8 @@ class ChatTemplate(Contexts):
         return self._tokens(rendered)
 
     def ends(self) -> frozenset[int]:
-        """Return the first added token that the template writes after an answer, if any."""
-        answer = 'lm-human-preferences'  # is found again in the rendered text
+        """Return {the first added token that the template writes after an answer}, or no token."""
+        answer = 'lm-human-preferences'  # marks where the answer is in the rendered text
         dialogue = [
             {'role': messages.USER, 'content': 'a'},
             {'role': messages.ASSISTANT, 'content': answer},
@@ -138,17 +138,17 @@ class ChatTemplate(Contexts):
         return frozenset([token for token in self._tokens(after) if token in added][:1])
 
     def problem(self, whole: Sequence[int], query: Sequence[int]) -> str | None:
-        """Return what is wrong with a query; a dialogue must not lose its end."""
-        # The first tokens of a dialogue hold the role that it begins with.
+        """Return why a query can have no context; a dialogue that was cut is TOO_LONG."""
+        # 16 tokens are enough to see the role with which a dialogue begins.
         if len(query) < len(whole) and messages.is_dialogue(self.encoder.decode(whole[:16])):
             return TOO_LONG
         return super().problem(whole, query)
 
 
 def _check_shown(dialogue: Sequence[Message], rendered: str) -> None:
-    """Raise UserError unless a rendered text has each message's content, in any order.
+    """Raise UserError unless a rendered text contains each message's content, in any order.
 
-    White space around contents does not count, as many templates trim it.
+    White space around a content is ignored, as many templates trim it.
     """
     contents = sorted((message['content'].strip() for message in dialogue), key=len, reverse=True)
     rest = rendered
@@ -159,7 +159,7 @@ def _check_shown(dialogue: Sequence[Message], rendered: str) -> None:
                 '--task.chat: the chat template of the model does not show a message as it is:'
                 f' {content!r:.80}'
             )
-        rest = f'{before}\0{after}'  # so that an equal content has to be there once more
+        rest = f'{before}\0{after}'  # an equal message must be found elsewhere
 
 
 @functools.lru_cache(maxsize=4)
@@ -169,7 +169,7 @@ def template_of(encoder: Encoder, prefix: str, suffix: str, query_length: int) -
 
 @functools.lru_cache(maxsize=4)
 def whole_texts(encoder: Encoder, prefix: str, suffix: str, query_length: int) -> WholeTexts | None:
-    """Return contexts of whole texts; None where encoding their parts gives the same tokens."""
+    """Return WholeTexts for a tokeniser that puts a space before texts; None for other encoders."""
     if not isinstance(encoder, TokeniserEncoder) or not encoder.adds_space:
         return None
     return WholeTexts(encoder, prefix, suffix, query_length)

@@ -1,4 +1,4 @@
-"""Data sets by name, and their texts as token sequences for queries."""
+"""Data sets by name, and the queries (token sequences) that are made from their texts."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from lm_human_preferences.utils.original_names import explain_missing
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
 
-# One token, or several that serve the same purpose; None: no such token.
+# One token, or several with the same meaning; None: the option is not set.
 Tokens = int | Collection[int] | None
 
-COUNTED_CHARACTERS = 4_000_000  # take GPT-2's encoder about a second
+COUNTED_CHARACTERS = 4_000_000  # GPT-2's encoder reads as many in about a second
 
 
 @dataclasses.dataclass(frozen=True)
 class QueryRules:
     """Rules that make queries of at most `length` tokens from the texts in a split of a data set.
 
-    A text is cut after its first start token, at `length`, and after its last end token. It is left
-    out if one of these tokens is missing, if `contexts` make no context of it, or if nothing
-    remains and not `allow_empty`. With a chat template, dialogues are taken whole.
+    A query begins after the text's first start token and ends with the last end token within
+    `length`. A text is left out if one of these tokens is missing, if `contexts` has no context for
+    its query, or if the query is empty and not `allow_empty`. Dialogues of chats are never cut.
     """
 
     length: int
@@ -47,7 +47,7 @@ class QueryRules:
     contexts: Contexts | None = None
 
     def query_of(self, text: str | list[int]) -> tuple[list[int], list[str]]:
-        """Return the tokens of a text that make a query, and the names of its counts."""
+        """Return the query of a text ([] if left out), and the names of counts to increase."""
         start, end = self.start_token, self.end_token
         if isinstance(text, str):
             tokens = self.encoder.encode(text)
@@ -55,7 +55,7 @@ class QueryRules:
                 start = end = None
         else:
             tokens = _label_query(text, self.encoder)
-            start = None  # it was already cut after its start token
+            start = None  # a label's query already begins after its start token
         begun = tokens
         if start is not None:
             starts = {start} if isinstance(start, int) else start
@@ -88,11 +88,11 @@ class QueryRules:
 
 @dataclasses.dataclass
 class Dataset:
-    """Texts of one data set; `generator(mode, seed=0, shuffle=False)` yields those of a split.
+    """One data set; `generator(mode, seed=0, shuffle=False)` yields the texts of the split `mode`.
 
-    is_file: whether it is the user's file, whose generator also takes `seen`, see jsonl.
-    texts_read: in the current epoch. is_new: whether to register it by its name, as the original
-    does, so that `--task.query_dataset` takes it.
+    is_file: whether the texts are in a user's file; its generator also takes `seen` (see jsonl).
+    texts_read: number of texts read in this epoch. is_new: whether to register the name, as the
+    original does, so that `--task.query_dataset` accepts it.
     """
 
     name: str
@@ -113,11 +113,11 @@ class Dataset:
         repeat_count: int | None = None,
         skip: tuple[int, int] = (0, 0),
     ) -> Iterator[list[int]]:
-        """Iterate over queries, lists of `rules.length` token ids padded on the right: tf_dataset.
+        """Yield queries, lists of `rules.length` token ids padded on the right (tf_dataset before).
 
-        Each of `repeat_count` epochs (None: no end, unless one is empty) has the same order. Rank r
-        of n takes every n-th sequence from the r-th. skip: (texts of the first epoch, sequences
-        after them) to leave out, for resuming.
+        All `repeat_count` epochs (None: endless, until an epoch has no query) have the same order.
+        Rank r of n takes every n-th query, beginning with query r. skip: numbers of texts of the
+        first epoch, and of queries after these texts, to skip when a run resumes.
         """
         texts_to_skip, sequences_to_skip = skip
         rank = comm.rank if comm else 0
@@ -128,10 +128,10 @@ class Dataset:
     def _epochs(
         self, rules: QueryRules, count: int | None, texts_to_skip: int
     ) -> Iterator[list[int]]:
-        """Yield the sequences of `count` epochs (None: until one is empty)."""
+        """Yield the queries of `count` epochs (None: until an epoch has no query)."""
         first = texts_to_skip
         for _ in itertools.count() if count is None else range(count):
-            is_empty = first == 0  # a first epoch that is resumed may have nothing left
+            is_empty = first == 0  # a resumed epoch may have no text left
             self.texts_read = first
             for text in itertools.islice(self._texts(rules), first, None):
                 self.texts_read += 1
@@ -144,10 +144,10 @@ class Dataset:
             first = 0
 
     def usage(self, rules: QueryRules) -> tuple[collections.Counter[str], bool]:
-        """Count the texts in the first COUNTED_CHARACTERS of a split; say if these are all of it.
+        """Return counts of texts in a split's first COUNTED_CHARACTERS, and whether these are all.
 
-        Counted are all `texts`, those `used`, those left out by reason, and those that spell
-        special tokens.
+        The counts are all `texts`, those `used`, those cut or left out by reason, and those that
+        spell special tokens (`special`).
         """
         usage: collections.Counter[str] = collections.Counter()
         characters = 0
@@ -161,9 +161,9 @@ class Dataset:
         return usage, True
 
     def _texts(self, rules: QueryRules) -> Iterator[str] | Iterator[str | list[int]]:
-        """Return the texts of a split; a file's texts are assigned to splits by their queries.
+        """Return the texts of a split; the query of a text decides its split in a user's file.
 
-        A text that is not cut is its own query, whatever the encoding makes of it.
+        A text that is not cut stands for its query, even if its tokens decode to another text.
         """
 
         def seen(text: str) -> str:
@@ -175,7 +175,7 @@ class Dataset:
 
 
 def _label_query(tokens: list[int], encoder: Encoder) -> list[int]:
-    """Return the query of a label without its padding; UserError for an id that is not a token."""
+    """Return a label's query, unpadded, in ids of `encoder`; UserError if an id is no token."""
     own = encodings.Main.get_encoder() if unnamed_ids_are_of_gpt2(encoder) else encoder
     n_tokens = own.padding_token if own.eot_token is None else own.eot_token + 1
     query = own.without_padding(tokens)
@@ -187,7 +187,7 @@ def _label_query(tokens: list[int], encoder: Encoder) -> list[int]:
 
 
 def get_dataset(name: str, labels: str | None = None) -> Dataset:
-    """Return a data set by its name or file. labels: source of labels to use if it is lost."""
+    """Return a data set by its name or file. labels: their queries replace lost texts."""
     info = registry.info(name)
     generator = info.load().generator
     if name in registry.DATASETS:

@@ -15,8 +15,8 @@ from lm_human_preferences.datasets.letters import LETTERS
 from lm_human_preferences.datasets.reviews import WORDS as REVIEW_WORDS
 from lm_human_preferences.errors import UserError
 
-# GPT-2's pattern of words, numbers, punctuation and white space (section 2.2 of its paper;
-# encoder.py of its release).
+# GPT-2's pattern to split text into words, numbers, punctuation and white space (section 2.2 of
+# its paper; encoder.py of its release).
 WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 END_OF_TEXT = '<|endoftext|>'
 BYTE_PAIR_FILES = ('encoder.json', 'vocab.bpe')
@@ -25,9 +25,9 @@ TRANSFORMERS_FILES = {'encoder.json': 'vocab.json', 'vocab.bpe': 'merges.txt'}
 
 
 class Encoder(ABC):
-    """Text to token ids and back. padding_token: may be outside the model's vocabulary.
+    """Encoder of text to token ids and back. padding_token: may be outside the vocabulary.
 
-    special: {token: text} of special tokens whose texts are read as ordinary letters.
+    special: {token: text} of special tokens; `encode` reads their texts as ordinary letters.
     """
 
     padding_token: int
@@ -47,23 +47,23 @@ class Encoder(ABC):
         return [token for token in tokens if token != self.padding_token]
 
     def with_special_tokens(self) -> 'Encoder':
-        """Return an encoder that makes special tokens of what spells them; self without any."""
+        """Return an encoder that reads spelled special tokens as tokens; self if there are none."""
         return self
 
     def without_special_texts(self) -> 'Encoder':
-        """Return an encoder that omits special tokens from decoded texts; self without any."""
+        """Return an encoder that omits special tokens when it decodes; self if there are none."""
         return self
 
     def spells_special(self, *texts: str) -> bool:
-        """Return whether texts spell special tokens, which are read as ordinary letters."""
+        """Return whether a text spells a special token, which `encode` reads as letters."""
         return any(spelled in text for spelled in self.special.values() for text in texts)
 
     def own_ends(self) -> frozenset[int]:
-        """Return the tokens that end a text of the model."""
+        """Return the tokens with which the model ends a text."""
         return frozenset() if self.eot_token is None else frozenset([self.eot_token])
 
     def tokens_holding(self, text: str) -> frozenset[int]:
-        """Return the tokens that contain `text`; UserError unless it is a single token."""
+        """Return the tokens that contain `text`; UserError unless `text` is a single token."""
         tokens = self.encode(text)
         if len(tokens) != 1:
             raise UserError(f'{text!r} must be a single token, not {len(tokens)}')
@@ -71,7 +71,7 @@ class Encoder(ABC):
 
 
 class BytePairEncoder(Encoder):
-    """GPT-2's encoding. pieces: bytes of each token except the last, which is END_OF_TEXT."""
+    """GPT-2's encoder. pieces: bytes of each token except the last, which is END_OF_TEXT."""
 
     def __init__(self, pieces: Sequence[bytes], special_tokens: bool = False) -> None:
         self.eot_token = len(pieces)
@@ -110,7 +110,7 @@ class LetterEncoder(Encoder):
         return [LETTERS.find(letter) if letter in LETTERS else len(LETTERS) - 1 for letter in text]
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
-        """Return the text; as in the original, unknown ids give <unk>, but one gives nothing."""
+        """Return the text; as in the original, id 29 gives '' and all other unknown ids <unk>."""
         texts = {**dict(enumerate(LETTERS)), len(LETTERS) + 2: ''}
         return ''.join(texts.get(int(token), '<unk>') for token in tokens)
 
@@ -128,18 +128,18 @@ class WordEncoder(Encoder):
             return [self.token_of[word] for word in text.split()]
         except KeyError as e:
             raise UserError(
-                f"encoding 'reviews' has no word {e}; it knows those of our film reviews only"
+                f"encoding 'reviews' has no word {e}; its only words are those of the film reviews"
             ) from e
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
-        """Return the text, without padding; IndexError for an id that is neither."""
+        """Return the text; IndexError for an id that is neither a word nor padding."""
         words = self.without_padding(int(token) for token in tokens)
         return ' '.join(REVIEW_WORDS[word] for word in words)
 
 
 @dataclasses.dataclass(frozen=True)
 class Encoding:
-    """Encoding by name. base_path: directory or URL of its encoder.json and vocab.bpe."""
+    """Named encoding. base_path: directory or URL of its encoder.json and vocab.bpe, if any."""
 
     name: str
     n_vocab: int
@@ -154,25 +154,25 @@ class Encoding:
         return _byte_pair_encoder(vocab_path, merges_path, self.n_vocab)
 
     def path(self, name: str) -> str:
-        """Return the path or URL of a file, which LMHP_GPT2_ENCODINGS moves."""
+        """Return the path or URL of a file; LMHP_GPT2_ENCODINGS replaces `base_path`."""
         base_path = os.environ.get('LMHP_GPT2_ENCODINGS') or self.base_path
         assert base_path is not None
         return storage.join(base_path, name)
 
     @property
     def is_here(self) -> bool:
-        """Return whether texts can be encoded without a download."""
+        """Return whether this encoding can be used without a download."""
         return self.base_path is None or storage.is_here(self.path(BYTE_PAIR_FILES[0]))
 
     def fits(self, rows: int) -> bool:
-        """Return whether a network with so many rows of the embedding can have this encoding."""
+        """Return whether a network whose embedding has `rows` rows can use this encoding."""
         return rows == self.n_vocab
 
     def copy_files(self, directory: str) -> None:
-        """Copy the files that `tokenisers.find` needs; these encodings need none."""
+        """Copy the files that `tokenisers.find` needs; encodings of this class need none."""
 
     def write_tokeniser(self, directory: str) -> None:
-        """Write the files of this encoding for transformers, if it can read it."""
+        """Write GPT-2's files under transformers' names; other encodings have no files."""
         if self.base_path is not None:
             for ours, theirs in TRANSFORMERS_FILES.items():
                 source = storage.cached_path(self.path(ours))
@@ -185,7 +185,7 @@ class Encoding:
 
 @functools.lru_cache
 def _byte_pair_encoder(vocab_path: str, merges_path: str, n_vocab: int) -> BytePairEncoder:
-    """Read encoder.json and vocab.bpe; UserError unless the merges give the vocabulary."""
+    """Read encoder.json and vocab.bpe; UserError unless the merges produce the vocabulary."""
     vocab = storage.read_json(vocab_path)
     merges = storage.read_text(merges_path).split('\n')[1:-1]
     byte_of = _byte_of()
@@ -199,7 +199,7 @@ def _byte_pair_encoder(vocab_path: str, merges_path: str, n_vocab: int) -> ByteP
 
 
 def _byte_of() -> dict[str, int]:
-    """Return {printable character: byte} of GPT-2's files, in the order of tokens."""
+    """Return {character in GPT-2's files: the byte it stands for}, in the order of token ids."""
     printable = [
         *range(ord('!'), ord('~') + 1),
         *range(ord('¡'), ord('¬') + 1),
@@ -218,7 +218,7 @@ Reviews = Encoding('reviews', n_vocab=len(REVIEW_WORDS), eot_token=None)
 
 
 def by_name(name: str) -> Encoding:
-    """Return the encoding called `name` in the file `encoding` of a model directory."""
+    """Return the encoding that the file `encoding` of a model directory calls `name`."""
     encodings = {encoding.name: encoding for encoding in (Main, Test, Reviews)}
     if not isinstance(name, str) or name not in encodings:
         raise UserError(f'unknown encoding {name!r:.80}; there are {", ".join(encodings)}')

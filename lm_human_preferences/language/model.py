@@ -19,7 +19,7 @@ from lm_human_preferences.training import precision
 
 
 class Projection(nn.Module):
-    """A linear layer with `weight (inputs, outputs)`, uninitialised: see `precision.linear`."""
+    """Linear layer with `weight (inputs, outputs)`, uninitialised: see `precision.linear`."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -27,19 +27,19 @@ class Projection(nn.Module):
         self.weight = nn.Parameter(torch.empty(inputs, outputs))
 
     def forward(self, x: torch.Tensor, *, gelu: bool = False) -> torch.Tensor:
-        """Map `x (n, inputs)` to (n, outputs), or to gelu of that."""
+        """Map `x (n, inputs)` to (n, outputs). gelu: whether to apply GELU to the result."""
         return precision.linear(x, self.weight, self.bias, gelu=gelu)
 
 
 def gpt2_parameters(sizes: HParams) -> nn.ModuleDict:
-    """Make GPT-2's parameters, uninitialised, with the names of transformers' GPT2Model."""
+    """Return GPT-2's parameters, uninitialised, under the names of transformers' GPT2Model."""
     n_embd = sizes.n_embd
 
     def embedding(count: int) -> nn.Embedding:
         return nn.Embedding.from_pretrained(torch.empty(count, n_embd), freeze=False)
 
     def block() -> nn.ModuleDict:
-        """Make the parameters of one block."""
+        """Return the parameters of one block."""
         attn = {'c_attn': Projection(n_embd, 3 * n_embd), 'c_proj': Projection(n_embd, n_embd)}
         mlp = {'c_fc': Projection(n_embd, 4 * n_embd), 'c_proj': Projection(4 * n_embd, n_embd)}
         return nn.ModuleDict(
@@ -69,13 +69,13 @@ class Model(Network):
 
     def __init__(self, sizes: HParams, scalar_heads: Iterable[str] = ()) -> None:
         super().__init__(sizes)
-        # Any: the entries of a ModuleDict are also its attributes, whose types nothing declares.
+        # Any: we read the entries of a ModuleDict as attributes, whose types are not declared.
         self.transformer: Any = gpt2_parameters(sizes)
         self.add_heads(scalar_heads)
 
     @torch.no_grad()
     def initialize(self, names: Container[str] | None = None) -> Self:
-        """Set the original's starting values, or those of the parameters `names` only."""
+        """Set the original's initial values. names: parameters to set; None: all."""
         n_embd = self.sizes.n_embd
         n_layer = self.sizes.n_layer
         stdevs = {
@@ -97,7 +97,7 @@ class Model(Network):
         return super().initialize(names)
 
     def outputs(self, tokens: torch.Tensor, positions: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Compute outputs: see Network. The last block computes only those that are read."""
+        """Compute outputs: see Network. The last block computes only the tokens at `rows.read`."""
         network, unpadding, kept = self.transformer, rows.unpadding, rows.kept
         x = network.wte(unpadding.unpad(tokens)) + network.wpe(unpadding.unpad(positions))
         compute = self._block
@@ -105,7 +105,7 @@ class Model(Network):
             compute = partial(
                 checkpoint, self._block, use_reentrant=False, preserve_rng_state=False
             )
-        # Earlier blocks compute all tokens: the last one needs keys and values of all.
+        # Earlier blocks compute all tokens, as the last block needs the keys and values of all.
         all_rows = rows if rows.read is None else replace(rows, read=None)
         last = self.sizes.n_layer - 1
         with precision.autocast(x.device):
@@ -122,11 +122,11 @@ class Model(Network):
         return KVCache(capacity)
 
     def output_layer(self) -> tuple[torch.Tensor, None]:
-        """Return the embedding of tokens: see Network."""
+        """Return the token embedding, which GPT-2 also uses as output layer, and no bias."""
         return self.transformer.wte.weight, None
 
     def _block(self, i: int, block: Any, x: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Return the outputs of block `i` for `x (tokens, n_embd)` at the tokens of `rows.read`."""
+        """Return outputs of block `i` for its inputs `x (tokens, n_embd)`, at `rows.read` only."""
         attn, mlp = block.attn, block.mlp
         qkv = attn.c_attn(block.ln_1(x)).unflatten(1, (3, self.sizes.n_head, -1))
         attended = rows.attend(i, *qkv.unbind(1))

@@ -1,4 +1,4 @@
-"""Interface of networks of language models, and what they have in common."""
+"""Interface of language-model networks, and the code that they share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable
@@ -23,11 +23,11 @@ from lm_human_preferences.training import precision, vocabulary
 from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.core import MIN_TEMPERATURE, index_each
 
-HEADS = 'heads.'  # what the names of the scalar heads' parameters begin with
+HEADS = 'heads.'  # prefix of the names of the scalar heads' parameters
 
 
 class ScalarHead(nn.Module):
-    """Head that gives a number for each position, in the dtype of its own parameters."""
+    """Linear head that returns a number for each position, in the dtype of its own parameters."""
 
     def __init__(self, n_embd: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class ScalarHead(nn.Module):
 
 
 class Linear(nn.Linear):
-    """Linear layer that `precision.linear_transposed` computes."""
+    """Linear layer that is computed by `precision.linear_transposed`."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Map `input (..., inputs)` to (..., outputs)."""
@@ -50,11 +50,11 @@ class Linear(nn.Linear):
 class Network(nn.Module, ABC):
     """A language model whose outputs at padding repeat those of the last real token before it.
 
-    Parameters have no values until `initialize`, or until all are loaded.
+    Parameters are uninitialised until `initialize` is called or all are loaded.
     gradient_checkpointing: whether a backward pass recomputes each block from its inputs.
-    shared: names of parameters that belong to other networks as well, and never change.
-    constants: names of parameters that no training changes.
-    variable_names: names of parameters in checkpoints. logit_scale: factor of all logits.
+    shared: names of frozen parameters that other networks use as well.
+    constants: names of parameters of its own that no training changes.
+    variable_names: maps parameters to names in checkpoints. logit_scale: multiplies all logits.
     """
 
     variable_names: VariableNames
@@ -69,7 +69,7 @@ class Network(nn.Module, ABC):
         self.constants: frozenset[str] = frozenset()
 
     def add_heads(self, names: Iterable[str]) -> None:
-        """Add scalar heads: 'value' (starts at zero) or 'reward' (starts random)."""
+        """Add scalar heads by name: 'value' (zero at first) or 'reward' (random at first)."""
         # Some families project the last block's output to another width for the output layer.
         width = self.output_layer()[0].shape[1]
         self.heads = nn.ModuleDict({name: ScalarHead(width) for name in names})
@@ -80,25 +80,25 @@ class Network(nn.Module, ABC):
 
     @abstractmethod
     def outputs(self, tokens: torch.Tensor, positions: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Compute the outputs of the last layer at `tokens (batch, length)`, or at `rows.read`.
+        """Return outputs of the last layer for `tokens (batch, length)`, or only at `rows.read`.
 
-        positions: (batch, length). rows: layout of the tokens that need to be computed; its cache,
-        made by `new_cache` or None, is extended.
+        positions: (batch, length). rows: layout of the tokens to compute, which are added to its
+        cache, made by `new_cache`, if it has one. Shape: (batch, length or n, n_embd).
         """
 
     @abstractmethod
     def new_cache(self, capacity: int) -> Any:
-        """Return an empty cache of the keys and values of at most `capacity` tokens.
+        """Return an empty cache for the keys and values of at most `capacity` tokens.
 
-        It has a `length`, and `keep(rows)`, which leaves only these rows of the batch in it.
+        It has a `length` (tokens so far) and `keep(rows)`, which drops all other rows.
         """
 
     @abstractmethod
     def output_layer(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return weight (n_vocab, n_embd) and bias (n_vocab,) of the logits; None: no bias."""
+        """Return the output layer's weight (n_vocab, n_embd), and its bias (n_vocab,) or None."""
 
     def takes_row_of(self, columns: int) -> bool:
-        """Return whether completions may share a row of so many columns, even more than n_ctx."""
+        """Return whether completions may share a row of this many columns, even if above n_ctx."""
         return True
 
     @property
@@ -107,12 +107,12 @@ class Network(nn.Module, ABC):
 
     @property
     def attention_type(self) -> torch.dtype:
-        """Return the dtype of keys and of the attention bias."""
+        """Return the dtype of attention keys and of the attention bias."""
         return precision.autocast_dtype(self.output_layer()[0].dtype)
 
     @torch.no_grad()
     def initialize(self, names: Container[str] | None = None) -> Self:
-        """Set the original's starting values of scalar heads, or of the parameters `names` only."""
+        """Set the original's initial values of heads. names: parameters to set; None: all."""
         for name, parameter in self.heads.named_parameters():
             if names is not None and f'{HEADS}{name}' not in names:
                 continue
@@ -133,11 +133,11 @@ class Network(nn.Module, ABC):
     ) -> torch.Tensor:
         """Return outputs of the last layer: `tokens (batch, length)` -> (batch, length, n_embd).
 
-        mask: bool (batch, past + length), False at padding; None: all are real. cache: of the
-        tokens before (extended in place), or None. output_positions: int64 (n,), the only columns
-        of `tokens` that are computed in the last layer: (batch, n, n_embd).
+        mask: bool (batch, past + length), False at padding; None: no padding. cache: keys and
+        values of the `past` earlier tokens (extended in place), or None. output_positions: int64
+        (n,), the columns of `tokens` to return outputs of, (batch, n, n_embd); None: all.
 
-        Tokens and mask may be in host memory: then nothing waits for the network's device.
+        If tokens and mask are in host memory, nothing waits for the network's device.
         """
         batch, length = tokens.shape
         device = self.device
@@ -156,17 +156,17 @@ class Network(nn.Module, ABC):
             columns = columns[:, output_positions]
             rows = Rows(unpadding, bias, is_causal=past == 0, cache=cache, read=columns)
             return self.outputs(tokens, positions, rows)
-        # Padding is computed too: before the first token there is nothing to repeat.
+        # Padding is computed, too: before the first real token, it has no output to repeat.
         h = self.outputs(tokens, positions, Rows(Unpadding(tokens.shape), bias, cache=cache))
         return index_each(h, columns)
 
     def last_hidden(
         self, prompt: torch.Tensor, completions: torch.Tensor, padding_token: int
     ) -> torch.Tensor:
-        """Return outputs (batch, n, n_embd) at the end of a prompt with each completion.
+        """Return outputs (batch, n, n_embd) at the last token of each completion of a prompt.
 
-        prompt: (batch, prompt_length), computed once. completions: (batch, n, length); for an empty
-        one, the output is that at the end of the prompt.
+        prompt: (batch, prompt_length), computed once. completions: (batch, n, length); an empty
+        completion has the output at the end of the prompt.
         """
         rows = _behind_prompt(prompt, completions)
         ends = last_present(rows != padding_token)[..., -1:]
@@ -179,10 +179,10 @@ class Network(nn.Module, ABC):
         padding_token: int,
         kept: BlockInputs | None = None,
     ) -> torch.Tensor:
-        """Return outputs (batch, n, 1 + length, n_embd) at a prompt's end and each token behind it.
+        """Return outputs (batch, n, 1 + length, n_embd) at a prompt's end and completions' tokens.
 
-        prompt: (batch, prompt_length), computed once. completions: (batch, n, length). kept: stores
-        the inputs of its blocks at the same places.
+        prompt: (batch, prompt_length), computed once. completions: (batch, n, length). kept: where
+        the inputs of its blocks at the same tokens are stored.
         """
         rows = _behind_prompt(prompt, completions)
         start = prompt.shape[1]
@@ -199,8 +199,8 @@ class Network(nn.Module, ABC):
     ) -> torch.Tensor:
         """Return outputs at `columns (batch, n, m)` of `rows (batch, n, start + length)`.
 
-        The n rows begin with the same `start` tokens. Their completions are computed in one row, in
-        which none attends to another, unless the network cannot take so long a row.
+        The n rows begin with the same `start` tokens. To compute these once, n completions share a
+        row, in which none attends to another, unless the network cannot take so long a row.
         """
         batch, n, total = rows.shape
         length = total - start
@@ -213,7 +213,7 @@ class Network(nn.Module, ABC):
         device = self.device
 
         def one_row(values: torch.Tensor) -> torch.Tensor:
-            """(batch, n, start + length) -> (batch, start + n * length): the prompt only once."""
+            """Map (batch, n, start + length) to (batch, start + n * length): one prompt for all."""
             if n == 1:
                 return values.squeeze(1)
             return torch.cat([values[:, 0, :start], values[:, :, start:].flatten(1)], dim=1)
@@ -226,7 +226,7 @@ class Network(nn.Module, ABC):
         segment_mask = None
         if n > 1:
             offsets = length * torch.arange(n, device=device)[:, None]
-            columns = columns + (columns >= start) * offsets  # of the shared row
+            columns = columns + (columns >= start) * offsets  # now columns of the shared row
             completion = torch.arange(n, device=device).repeat_interleave(length)
             same_completion = completion == completion[:, None]
             segment_mask = F.pad(same_completion, (start, 0, start, 0), value=True)
@@ -238,7 +238,7 @@ class Network(nn.Module, ABC):
         return self.outputs(one_row(tokens), positions, layout).unflatten(1, (n, -1))
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
-        """Return language-model logits of `h (..., n_embd)`: `(..., n_vocab)`."""
+        """Return the logits (..., n_vocab) for outputs `h (..., n_embd)`."""
         weight, bias = self.output_layer()
         logits = precision.logits(self.scaled(h), weight)
         return logits if bias is None else logits + bias
@@ -246,12 +246,12 @@ class Network(nn.Module, ABC):
     def logprobs_and_entropies(
         self, h: torch.Tensor, labels: torch.Tensor, temperature: float
     ) -> tuple[torch.Tensor, ...]:
-        """Return log-probabilities and entropies, each (...), of `labels (...)` after `h`."""
+        """Return log-probabilities of `labels (...)` given `h`, and entropies, each (...)."""
         weight, bias = self.output_layer()
         temperature = max(temperature, MIN_TEMPERATURE)
         h = self.scaled(h) / temperature
         if bias is not None:
-            # A column of ones makes the bias a part of the product.
+            # The product then adds the bias: one more column of the weight.
             h = torch.cat([h, torch.full_like(h[..., :1], 1 / temperature)], dim=-1)
             weight = torch.cat([weight, bias.unsqueeze(1)], dim=1)
         return vocabulary.logprobs_and_entropies(
@@ -263,13 +263,13 @@ class Network(nn.Module, ABC):
         )
 
     def scaled(self, h: torch.Tensor) -> torch.Tensor:
-        """Return outputs `h (..., n_embd)` times the scale of logits."""
+        """Return outputs `h (..., n_embd)` times `logit_scale`."""
         return h if self.logit_scale == 1 else h * self.logit_scale
 
     def mask_padding(
         self, tokens: torch.Tensor, padding_token: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (tokens with 0 for padding, mask of real ones); ValueError for an empty row."""
+        """Return (tokens with 0 for padding, mask of real tokens); ValueError for an empty row."""
         mask = tokens != padding_token
         empty = np.argwhere(~mask.cpu().numpy().any(-1))
         if len(empty):
@@ -277,7 +277,7 @@ class Network(nn.Module, ABC):
         return tokens * mask, mask
 
     def check_positions(self, mask: torch.Tensor) -> None:
-        """Raise ValueError if a position of `mask (..., length)` is too large."""
+        """Raise ValueError if a row of `mask (..., length)` has more tokens than n_ctx."""
         before_last = mask[..., :-1].cpu().numpy().sum(-1)
         longest = int(before_last.max(initial=0)) + 1
         if longest > self.sizes.n_ctx:
@@ -287,6 +287,6 @@ class Network(nn.Module, ABC):
 
 
 def _behind_prompt(prompt: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
-    """Return `completions (batch, n, length)` with the `prompt (batch, start)` before each."""
+    """Return each of `completions (batch, n, length)` after its `prompt (batch, start)`."""
     prompts = prompt.unsqueeze(1).expand(-1, completions.shape[1], -1)
     return torch.cat([prompts, completions], dim=2)

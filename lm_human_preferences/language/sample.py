@@ -1,4 +1,4 @@
-"""Sampling from an autoregressive model; knows nothing of the encoding."""
+"""Sampling of token ids from an autoregressive model, without knowledge of the encoding."""
 
 from collections.abc import Callable
 
@@ -8,13 +8,13 @@ import torch
 from lm_human_preferences.language.decoding import Decoding
 from lm_human_preferences.utils.core import MIN_TEMPERATURE, sample_from_probs
 
-LEAVING = 0.2  # fraction of ended rows at which they leave: each time, the cache is copied
-# Tokens from one check for ended rows to the next: a check waits for a GPU.
+LEAVING = 0.2  # fraction of ended rows from which they are removed, as that copies the cache
+# {device: tokens between two checks for ended rows}; a check waits for a GPU.
 LOOK_EVERY = {'cpu': 1, 'cuda': 8}
 
 
 class Sampling:
-    """Tables (length, batch) of what is sampled, and the columns `kept` of rows that go on.
+    """Tables {name: (length, batch)} of samples, and the columns `kept` of rows not yet removed.
 
     outputs: see sample_sequence.
     """
@@ -43,7 +43,7 @@ class Sampling:
             self._draw(first, 0)
 
     def step(self, number: int) -> None:
-        """Draw the `number`-th tokens, given the ones before."""
+        """Draw token `number` of each row, given its tokens before."""
         tokens = self.tables['tokens'][number - 1, self.kept]
         self._draw(self.outputs(self.rows.step(tokens, number - 1)), number)
 
@@ -53,13 +53,13 @@ class Sampling:
             logits = logits / max(self.temperature, MIN_TEMPERATURE)
         probs = logits.softmax(-1)
         tokens, sums = sample_from_probs(probs, self.uniform[number, self.kept])
-        # A softmax errs by a factor of up to 2e-5, the same for all tokens: its sum.
+        # A softmax sums to 1 only within 2e-5; the factor is the same for all tokens.
         chosen = probs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) / sums
         for name, values in {'tokens': tokens, 'probs': chosen, **outputs}.items():
             self.tables[name][number, self.kept] = values
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Go on with only these of the rows that are kept."""
+        """Keep only these of the rows not yet removed (indices among them)."""
         self.kept = rows if isinstance(self.kept, slice) else self.kept[rows]
         self.rows.keep(rows)
 
@@ -76,12 +76,12 @@ def sample_sequence(
 ) -> dict[str, torch.Tensor]:
     """Continue `rows` by `length` tokens, or until every row has ended.
 
-    outputs: function of outputs (rows, n_embd) that returns the 'logits' (rows, n_vocab) and others
-        (rows,).
-    is_end: function of sampled tokens (batch,) and their position that returns where a row ends:
-        bool (batch,). Rows that have ended leave the batch, by `rows.keep`.
-    Returns 'tokens' (batch, length), padded after the end of a row, 'logprobs' at the temperature,
-    and each of the other outputs where the token was chosen; 0 after the end.
+    outputs: function of the network's outputs (rows, n_embd) that returns {'logits': (rows,
+        n_vocab)} and {name: (rows,)} of any further outputs.
+    is_end: function of the tokens sampled at a position (batch,) and this position that returns
+        which rows end there: bool (batch,). Ended rows are removed by `rows.keep`.
+    Returns {name: (batch, length)}: 'tokens', padded after the end of a row, 'logprobs' at the
+    temperature, and the further outputs from which each token was drawn; 0 after the end.
     """
     sampling = Sampling(rows, outputs, length, temperature)
     tokens = sampling.tables['tokens']

@@ -1,4 +1,4 @@
-"""A model's tokeniser: transformers' own, and its rules for texts that are parts of longer ones."""
+"""A model's tokeniser as transformers loads it, and its rules changed to encode parts of texts."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from lm_human_preferences.errors import UserError, no_panics
 from lm_human_preferences.runs import run_files
 
 CONFIG = 'config.json'
-# Nothing is cut, padded or put around a text.
+# Settings with which a text is not cut or padded, and gets no special tokens around it.
 _PLAIN = {'truncation': None, 'padding': None, 'post_processor': None}
-# Texts that have to come back from their tokens. Every real vocabulary has the letters of _TEXTS;
-# the others need not come back where the vocabulary lacks a letter.
+# Texts that decode(encode(text)) must not change. Every real vocabulary has the letters of _TEXTS;
+# those in _OTHER_TEXTS may change if the vocabulary lacks one of their letters.
 _TEXTS = ('The fox, 12 times. It is.', ' a', 'a', 'a ', '  a  b', 'a\n\nb\n', '\n\na', "don't !")
 _OTHER_TEXTS = ('', '<s> </s>', 'A\tb\r\n', 'Bär, nai\u0308ve', '東京 ﬁ ①', 'x' * 40, '🙂')
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tokeniser:
-    """A tokeniser as transformers loads it (`own`), and its `rules` without a prefix space.
+    """A tokeniser as transformers loads it (`own`), and its `rules` without a space before texts.
 
-    digest: SHA-256 of its vocabulary, and of the tokens of some texts.
+    digest: SHA-256 of its vocabulary and of the tokens of some texts, together.
     """
 
     own: Any
@@ -44,23 +44,23 @@ class Tokeniser:
 
 
 def load(files: Mapping[str, str]) -> Tokeniser:
-    """Read the tokeniser in files {name: path or URL}; UserError where texts would be lost."""
+    """Load the tokeniser in files {name: path or URL}; UserError if it fails or changes texts."""
     try:
         with no_panics():
             own = _own({name: storage.cached_path(path) for name, path in files.items()})
             rules = without_prefix_space(json.loads(own.backend_tokenizer.to_str()) | _PLAIN)
             tokens = _tokens_of_texts(tokenizer_of(rules), own)
             return Tokeniser(own, rules, digest([own.get_vocab(), tokens]))
-    except Exception as e:  # of any kind: it is code for many tokenisers
+    except Exception as e:  # any type: transformers has code for many tokenisers
         reason = ' '.join(str(e).split()) or repr(e)
         raise UserError(f'{files[run_files.TOKENISER]} cannot be used: {reason:.300}') from e
 
 
 def _own(files: Mapping[str, str]) -> Any:
-    """Return the tokeniser of transformers in files {name: path}; an error of any kind if none."""
+    """Return transformers' tokeniser from files {name: path}; it may raise any exception."""
     from transformers import AutoTokenizer, TokenizersBackend  # it takes seconds to import
 
-    # The model's config or the tokeniser's own names its class, which decides the rules.
+    # The class, which decides the rules, is named in the config of the model or the tokeniser.
     is_said = CONFIG in files or run_files.TOKENISER_SETTINGS in files
     kind: Any = AutoTokenizer if is_said else TokenizersBackend
     with tempfile.TemporaryDirectory() as folder:
@@ -68,7 +68,7 @@ def _own(files: Mapping[str, str]) -> Any:
         for name, path in files.items():
             if name != CONFIG:
                 os.symlink(os.path.abspath(path), os.path.join(folder, name))
-        if CONFIG in files:  # only what is needed of it, as the rest may be damaged
+        if CONFIG in files:  # only the settings needed, as others may be damaged
             content = read_object(files[CONFIG])
             kinds = ('model_type', 'tokenizer_class')
             content = {name: content[name] for name in kinds if name in content}
@@ -84,7 +84,7 @@ def _own(files: Mapping[str, str]) -> Any:
 
 
 def read_object(path: str) -> dict[str, Any]:
-    """Return the object in a JSON file; empty if there is none."""
+    """Return the object in a JSON file; {} if there is no file or no object in it."""
     value = storage.read_json(path) if storage.exists(path) else {}
     return value if isinstance(value, dict) else {}
 
@@ -94,7 +94,7 @@ def tokenizer_of(rules: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _tokens_of_texts(parts: tokenizers.Tokenizer, own: Any) -> list[list[int]]:
-    """Encode some texts; ValueError unless texts come back from their tokens and can be joined."""
+    """Return the tokens of some texts; ValueError unless they decode to these and can be joined."""
     parts.encode_special_tokens = True
     rules = f'{type(parts.model).__name__}, {parts.normalizer}, {parts.pre_tokenizer}'
     source = f'{type(own).__name__}: {rules}'
@@ -105,7 +105,7 @@ def _tokens_of_texts(parts: tokenizers.Tokenizer, own: Any) -> list[list[int]]:
         if text in _OTHER_TEXTS and own.unk_token_id in tokens:
             continue
         back = parts.decode(tokens, skip_special_tokens=False)
-        # Unicode's normal forms are read as the same text: Qwen's rules compose accents.
+        # Texts with the same Unicode normal form count as equal: Qwen's rules compose accents.
         if len({unicodedata.normalize('NFKC', each) for each in (back, text)}) > 1:
             raise ValueError(f'{text!r} comes back from its tokens as {back!r} ({source})')
     both = [parts.encode(text, add_special_tokens=False).ids for text in ('The fox', 'es ran.')]
@@ -116,7 +116,7 @@ def _tokens_of_texts(parts: tokenizers.Tokenizer, own: Any) -> list[list[int]]:
 
 
 def digest(value: Any) -> str:
-    """Return the SHA-256 of a value as JSON."""
+    """Return the SHA-256 of a value written as JSON, as hex digits."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(',', ':'))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -128,7 +128,7 @@ def without_prefix_space(rules: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bare(rule: Any) -> Any:
-    """Return a rule, or a sequence of rules, without the space before a text."""
+    """Return a rule, or a sequence of rules, that adds no space before a text; None: no rule."""
     if not isinstance(rule, dict):
         return rule
     bare = dict(rule)

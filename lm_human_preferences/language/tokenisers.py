@@ -1,10 +1,10 @@
-"""Encoding by the tokeniser of a model of transformers, as AutoTokenizer reads it.
+"""Encoding by a transformers model's own tokeniser, as AutoTokenizer loads it.
 
 The tokeniser is used in two ways. Contexts, which a policy reads, have the tokens that transformers
 makes. Queries and responses are parts of longer texts, so they are encoded without special tokens
 around them, and without the space that some tokenisers put before a text. So `decode(encode(text))`
-is `text`, and the tokens of parts can be joined; text that spells a special token stays text. No
-code from the directory is run.
+is `text`, and the tokens of parts can be joined. Text that spells a special token is read as
+ordinary text. Code in the model's directory is never run.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from lm_human_preferences.runs import run_files
 
 TOKENISER, SETTINGS = run_files.TOKENISER, run_files.TOKENISER_SETTINGS
 GENERATION = run_files.GENERATION_CONFIG
-PREFIX = 'tokenizer-'  # begins the names of these encodings; 12 digits of a digest follow
+PREFIX = 'tokenizer-'  # prefix of these encodings' names, before 12 digits of the digest
 # SHA-256 of GPT-2's vocabulary: its encoder.json, sorted, without white space.
 GPT2_VOCABULARY = 'e35d8b86ebd35ebd260d040aa455e09759f7e675f4dbb7f3d727516f27eca190'
 
 
 class TokeniserEncoder(Encoder):
-    """Encoder of a tokeniser; padding is the first id that is not a token.
+    """Encoder that uses a model's tokeniser; the padding token is the first id after its tokens.
 
-    own: the tokeniser of transformers. files: {name: path or URL} of the tokeniser and its model.
-    ends: tokens that end a text, if a file of the model names them.
+    own: transformers' tokeniser. files: {name: path or URL} for the tokeniser and its model.
+    ends: tokens that end a text according to the model's files; may be empty.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class TokeniserEncoder(Encoder):
         self._ends = frozenset(ends)
         added = self.own.backend_tokenizer.get_added_tokens_decoder()
         self.special = {token: each.content for token, each in added.items() if each.special}
-        # Unigram models make special tokens of what spells them in any case.
+        # Unigram tokenisers read a spelled special token as the token, whatever the setting below.
         self.is_unigram = tokeniser.rules['model']['type'] == 'Unigram'
         self.omits_special = False
         self.parts = tokenizer_of(tokeniser.rules)
         self.parts.encode_special_tokens = True
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a part of a text; UserError where the tokeniser fails."""
+        """Return the token ids of a part of a text; UserError if the tokeniser fails."""
         with failing('encode', text):
             tokens = self.parts.encode(text, add_special_tokens=False).ids
         spelled = [self.special[token] for token in tokens if token in self.special]
@@ -81,7 +81,7 @@ class TokeniserEncoder(Encoder):
         return tokens
 
     def encode_whole(self, text: str) -> list[int]:
-        """Return the token ids that transformers gives a whole text."""
+        """Return a whole text's token ids from transformers, without special tokens around it."""
         with failing('encode', text):
             return self.own(
                 text,
@@ -97,7 +97,7 @@ class TokeniserEncoder(Encoder):
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
         """Return text with special tokens spelled out; KeyError for an id that is not a token.
 
-        UserError where the tokeniser fails.
+        UserError if the tokeniser fails.
         """
         ids = [int(token) for token in tokens]
         for token in ids:
@@ -108,7 +108,7 @@ class TokeniserEncoder(Encoder):
             return self.parts.decode(ids, skip_special_tokens=self.omits_special)
 
     def with_special_tokens(self) -> TokeniserEncoder:
-        """Return this encoder, reading the spelling of a special token as the token."""
+        """Return a copy that reads a spelled special token as the token."""
         encoder = copy.copy(self)
         encoder.special = {}
         encoder.parts = tokenizer_of(self.tokeniser.rules)
@@ -124,7 +124,7 @@ class TokeniserEncoder(Encoder):
         return self._ends or super().own_ends()
 
     def tokens_holding(self, text: str) -> frozenset[int]:
-        """Return the tokens that contain `text` as whole words; UserError if there are none."""
+        """Return the tokens that contain `text` as whole words; UserError if no token does."""
         before = r'(?<!\w)' if re.match(r'\w', text) else ''
         after = r'(?!\w)' if re.search(r'\w$', text) else ''
         pattern = re.compile(before + re.escape(text) + after)
@@ -137,7 +137,7 @@ class TokeniserEncoder(Encoder):
 
     @functools.cached_property
     def _texts(self) -> list[str]:
-        """Return the text of each token, with U+FFFD for parts of characters."""
+        """Return each token's text, with U+FFFD for a part of a character."""
         with failing('decode', 'all tokens'):
             singles = [[token] for token in range(self.padding_token)]
             return self.parts.decode_batch(singles, skip_special_tokens=False)
@@ -145,17 +145,17 @@ class TokeniserEncoder(Encoder):
 
 @contextlib.contextmanager
 def failing(what: str, value: Any, whose: str = 'the tokeniser of the model') -> Iterator[None]:
-    """Raise errors of a tokeniser that encodes or decodes a value as UserErrors."""
+    """Within the context, turn an error into a UserError: `whose` cannot `what` `value`."""
     try:
         with no_panics():
             yield
-    except Exception as e:  # the library raises no other
+    except Exception as e:  # the library raises plain Exceptions
         raise UserError(f'{whose} cannot {what} {value!r:.80}: {e}') from e
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokeniserEncoding(Encoding):
-    """Encoding of a tokeniser of transformers."""
+    """Encoding by a transformers tokeniser."""
 
     encoder: TokeniserEncoder
 
@@ -163,7 +163,7 @@ class TokeniserEncoding(Encoding):
         return self.encoder
 
     def fits(self, rows: int) -> bool:
-        """Return whether an embedding of `rows` rows, which may be more than tokens, is enough."""
+        """Return whether an embedding of `rows` rows has a row for each token; it may have more."""
         return rows >= self.n_vocab
 
     def copy_files(self, directory: str) -> None:
@@ -186,7 +186,7 @@ class TokeniserEncoding(Encoding):
 def _check_own(path: str, directory: str) -> None:
     """Raise UserError for a link from `directory` to a file elsewhere, which may be private.
 
-    In the hub's cache, files of a snapshot are links to its blobs.
+    Links from a snapshot to blobs in the hub's cache are allowed.
     """
     snapshots = os.path.dirname(directory)
     allowed = [directory]
@@ -201,7 +201,7 @@ def _check_own(path: str, directory: str) -> None:
 
 
 def find(name: Any, directory: str) -> Encoding:
-    """Return the encoding called `name`; UserError if unknown or not that of `directory`."""
+    """Return the encoding `name`; UserError if unknown or not of the tokeniser in `directory`."""
     if not isinstance(name, str) or not name.startswith(PREFIX):
         return encodings.by_name(name)
     encoding = read(directory)
@@ -214,7 +214,7 @@ def find(name: Any, directory: str) -> Encoding:
 
 
 def encoding_in(directory: str) -> Encoding:
-    """Return the encoding of a directory of transformers: `main` for GPT-2's own."""
+    """Return the encoding of a directory that transformers saved; `main` for GPT-2's tokeniser."""
     config = read_object(storage.join(directory, CONFIG))
     model_type = config.get('model_type', 'gpt2')
     path = storage.join(directory, TOKENISER)
@@ -230,13 +230,13 @@ def encoding_in(directory: str) -> Encoding:
 
 
 def read(directory: str) -> TokeniserEncoding:
-    """Return the encoding of the tokeniser in `directory`; UserError if texts would be lost."""
+    """Return the encoding of the tokeniser in `directory`; UserError if it would change texts."""
     files = _tokeniser_in(directory) | _files_in(directory, [CONFIG])
     return _of_files({TOKENISER: storage.join(directory, TOKENISER), **files})
 
 
 def encoding_of_adapter(directory: str, of_base: Encoding) -> Encoding:
-    """Return the encoding of an adapter: by its own tokeniser, or else its base's."""
+    """Return the encoding of an adapter's own tokeniser; without one, that of its base."""
     beside = _tokeniser_in(directory)
     if TOKENISER not in beside:
         return of_base
@@ -248,7 +248,7 @@ def encoding_of_adapter(directory: str, of_base: Encoding) -> Encoding:
 
 
 def _tokeniser_in(directory: str) -> dict[str, str]:
-    """Return {name: path} of a tokeniser's files that exist; further templates only if local."""
+    """Return {name: path} of a tokeniser's files that exist, with more chat templates if local."""
     found = _files_in(directory, run_files.TOKENISER_FILES)
     if TOKENISER in found:
         folder = os.path.dirname(storage.cached_path(found[TOKENISER]))
@@ -259,20 +259,20 @@ def _tokeniser_in(directory: str) -> dict[str, str]:
 
 
 def _files_in(directory: str, names: Iterable[str]) -> dict[str, str]:
-    """Return {name: path} of the files that exist."""
+    """Return {name: path or URL} of the named files that exist in `directory`."""
     paths = {name: storage.join(directory, name) for name in names}
     return {name: path for name, path in paths.items() if storage.exists(path)}
 
 
 def _of_files(files: Mapping[str, str]) -> TokeniserEncoding:
-    """Return the encoding of files {name: path or URL}."""
+    """Return the encoding that a tokeniser's files {name: path or URL} define."""
     digests = [(*file, storage.md5(storage.cached_path(file[1]))) for file in files.items()]
     return _encoding(tuple(digests))
 
 
 @functools.lru_cache(maxsize=8)
 def _encoding(digests: tuple[tuple[str, str, str], ...]) -> TokeniserEncoding:
-    """Return the encoding of files (name, path, MD5), read once."""
+    """Return the encoding that files (name, path, MD5) define; they are read only once."""
     files = {name: path for name, path, _ in digests}
     tokeniser = load(files)
     n_vocab = tokeniser.n_vocab
@@ -286,21 +286,21 @@ def _encoding(digests: tuple[tuple[str, str, str], ...]) -> TokeniserEncoding:
 
 
 def _ends_in(path: str | None, n_vocab: int) -> list[int]:
-    """Return the tokens below `n_vocab` that a JSON file names as ends; [] without a file."""
+    """Return the end tokens below `n_vocab` that a JSON file names; [] without a file."""
     named = None if path is None else read_object(path).get('eos_token_id')
     ids = named if isinstance(named, list) else [named]
     return [token for token in ids if type(token) is int and 0 <= token < n_vocab]
 
 
 def for_people(encoder: Encoder, is_chat: bool | None) -> Encoder:
-    """Return an encoder that decodes texts for people: of a chat, without special tokens."""
+    """Return an encoder that decodes texts for people to read: chats without special tokens."""
     return encoder.without_special_texts() if is_chat else encoder
 
 
 def unnamed_ids_are_of_gpt2(model: Encoding | Encoder) -> bool:
     """Return whether token ids in a file that names no encoding are GPT-2's.
 
-    True for models with a tokeniser of their own; else they are ids of the model's encoding.
+    They are if the model has its own tokeniser; else they are ids of the model's encoding.
     """
     return isinstance(model, TokeniserEncoding | TokeniserEncoder)
 
@@ -311,11 +311,11 @@ def text_encoder(encoder: Encoder, special_tokens: bool) -> Encoder:
 
 
 def may_have_own(model: str) -> bool:
-    """Return whether a model may have a tokeniser of its own, as far as known without fetching."""
+    """Return whether a model may have its own tokeniser, as far as known without a download."""
     if model in ('test', 'reviews') or released_name(model) is not None:
         return False
     if storage.is_remote(model) or not os.path.exists(model):
-        return '/' in model  # as every URL has, and ORG/NAME of the hub
+        return '/' in model  # as in every URL, and in the hub's ORG/NAME
     run = os.path.join(model, 'policy')
     return any(os.path.exists(os.path.join(folder, TOKENISER)) for folder in (model, run))
 
@@ -325,7 +325,7 @@ def _has_gpt2_vocabulary(path: str) -> bool:
     try:
         with no_panics():
             vocab = tokenizers.Tokenizer.from_file(storage.cached_path(path)).get_vocab()
-    except Exception as e:  # the library raises no other
+    except Exception as e:  # the library raises plain Exceptions
         raise UserError(f'{path} is not a tokeniser: {e!r:.80}') from e
     n_gpt2 = encodings.Main.n_vocab
     first = {text: token for text, token in vocab.items() if token < n_gpt2}

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from lm_human_preferences.language.causal_lm.architecture import CausalLM
 
-CONFIG_FILE = 'config.json'  # of models that transformers has saved
+CONFIG_FILE = 'config.json'  # in directories of models that transformers has saved
 _REWARD_HEAD = f'{HEADS}reward.w'
 _probed: set[str | None] = set()  # directories whose models this process has checked
 
@@ -59,8 +59,8 @@ _probed: set[str | None] = set()  # directories whose models this process has ch
 class GPT2:
     """Architecture of this program's own GPT-2.
 
-    embedding: name of the parameter that embeds tokens. is_probed: whether a network has to be
-    loaded and tried before it is known to be supported.
+    embedding: name of the parameter that embeds tokens. is_probed: whether this program has to load
+    and try a network to know whether it is supported.
     """
 
     _sizes: HParams
@@ -110,7 +110,7 @@ Architecture: TypeAlias = 'GPT2 | CausalLM'
 
 
 def is_saved_by_transformers(directory: str) -> bool:
-    """Return whether `save_pretrained` wrote the directory, and not a training."""
+    """Return whether transformers' `save_pretrained`, not this program, wrote the directory."""
     if is_model(directory):
         return False
     return storage.exists(storage.join(directory, CONFIG_FILE))
@@ -121,8 +121,8 @@ class TrainedModel:
 
     name: a released model (124M or gpt2, ...), a directory or URL, a model of the hub (ORG/NAME,
         ORG/NAME@REVISION or hf://...), or 'test' for the tiny random model.
-    savedir: the directory, if not `name`; for the hub, the hf:// path with the commit.
-    scope: of the network in the checkpoint of a training, such as 'policy'.
+    savedir: directory of the model, by default found by `name`; on the hub, hf:// with the commit.
+    scope: name of the network in a training's checkpoint, such as 'policy'; None: any known.
     """
 
     def __init__(self, name: str, savedir: str | None = None, scope: str | None = None) -> None:
@@ -133,7 +133,7 @@ class TrainedModel:
 
     @property
     def is_random(self) -> bool:
-        """Return whether it is the 'test' model, which has no checkpoint."""
+        """Return whether this is the 'test' model, which has no checkpoint."""
         return self.savedir is None
 
     @functools.cached_property
@@ -155,11 +155,11 @@ class TrainedModel:
 
     @functools.cached_property
     def encoding(self) -> encodings.Encoding:
-        """Return the encoding named in the file `encoding`, else the tokeniser's, else `main`."""
+        """Return the encoding that the file `encoding` names; else the tokeniser's, or `main`."""
         if self.is_random:
             return encodings.Test
         assert self.savedir is not None
-        if released.is_directory(self.savedir):  # without asking the network
+        if released.is_directory(self.savedir):  # known without a download
             return encodings.Main
         if self._adapted is not None:
             return tokenisers.encoding_of_adapter(self.savedir, self._adapted.encoding)
@@ -178,7 +178,7 @@ class TrainedModel:
 
     @functools.cached_property
     def architecture(self) -> Architecture:
-        """Return the architecture of the network, which knows its sizes."""
+        """Return the network's architecture, which includes its sizes."""
         n_vocab = self.encoding.n_vocab
         if self.savedir is None or self._adapted is None:
             return architecture_of(self.savedir, n_vocab)
@@ -186,7 +186,7 @@ class TrainedModel:
         return architecture_of(self._adapted.savedir, n_vocab, changes)
 
     def scopes(self) -> list[str]:
-        """Return the scopes of the language models in a training's checkpoint, else []."""
+        """Return the scopes of networks without a reward head in a training's checkpoint."""
         if self.is_random:
             return []
         weights = self.open_weights()
@@ -201,7 +201,7 @@ class TrainedModel:
         return scoped(self.scope_in(weights), _REWARD_HEAD) in weights
 
     def parts(self) -> dict[str, str]:
-        """Return the paths of the adapter and its base, with commits, for records; {} without."""
+        """Return {'adapter': path, 'base': path}, with the hub's commits; {} without an adapter."""
         if self._adapted is None:
             return {}
         return {'adapter': str(self.savedir), 'base': str(self._adapted.savedir)}
@@ -211,11 +211,11 @@ class TrainedModel:
         self.encoding.write_files(directory)
 
     def create(self, scalar_heads: Iterable[str], scope: str = '') -> Network:
-        """Create a network on the CPU whose parameters have no values. scope: for SharedBase."""
+        """Create an uninitialised network on the CPU. scope: used only by SharedBase."""
         return self.architecture.create(scalar_heads)
 
     def create_like(self, saved: TrainedModel, scalar_heads: Iterable[str], scope: str) -> Network:
-        """Create a network to hold the values of `saved` under `scope`: see adapters.shared."""
+        """Create a network to load the model `saved` into. scope: used only by SharedBase."""
         return saved.create(scalar_heads)
 
     def to_transformers(self) -> PreTrainedModel:
@@ -223,9 +223,9 @@ class TrainedModel:
         return self.as_transformers(self.build(scope='model'))
 
     def for_peft(self) -> PreTrainedModel:
-        """Load it as above, but tied as its config.json says, which decides what PEFT computes.
+        """Load it as above, but set `tie_word_embeddings` as in its config.json.
 
-        PEFT then takes the rows of an embedding that an adapter trains for the output layer, too.
+        If True, PEFT uses the embedding rows that an adapter trains in the output layer, too.
         """
         model = self.to_transformers()
         path = storage.join(str(self.savedir), CONFIG_FILE)
@@ -239,12 +239,12 @@ class TrainedModel:
         return self.architecture.to_transformers(network)
 
     def check_runs(self) -> None:
-        """Raise UserError unless this program can run the network; may read all values."""
+        """Raise UserError unless this program can run the network; it may load all weights."""
         if self.architecture.is_probed:
             self.build(scope='model')
 
     def build(self, *, scope: str, scalar_heads: Iterable[str] = ()) -> Network:
-        """Load a network on the CPU; heads that are missing start as in the original."""
+        """Load a network on the CPU; heads that the files lack start with initial values."""
         sizes = self.sizes()
         if not self.encoding.fits(sizes.n_vocab):
             raise UserError(
@@ -258,13 +258,13 @@ class TrainedModel:
         return built.initialize(self.fill(built, weights, scope))
 
     def checked_weights(self) -> Weights:
-        """Open the weights; UserError, before memory is allocated, unless they match the sizes."""
+        """Open the weights; UserError if the sizes describe a far larger model: see check_size."""
         weights = self.open_weights()
         check_size(self.architecture.sizes(), weights)
         return weights
 
     def fill(self, built: Network, weights: Weights, scope: str) -> list[str]:
-        """Load the parameters of a network; return the names of heads that are not there."""
+        """Load `weights` into `built`; return the names of head parameters that they lack."""
         self.source = weights.path
         source_scope = self.scope_in(weights)
         parameters = dict(built.named_parameters())
@@ -288,15 +288,15 @@ class TrainedModel:
         return missing
 
     def fetch(self) -> None:
-        """Fetch the files of a model of the hub."""
+        """Download the files of a model of the hub, and those of its base."""
         for model in (self, self._adapted):
             if model is not None and model.savedir is not None:
                 storage.cached_directory(model.savedir)
-        # Only weights that are here show whether the output layer is tied to the embedding.
+        # Found anew: only local weights show whether the output layer is tied to the embedding.
         vars(self).pop('architecture', None)
 
     def has_weights_here(self) -> bool:
-        """Return whether the weights of a model of the hub, and of its base, are in the cache."""
+        """Return whether the weights of a model and of its base are local or in the hub's cache."""
         base = self._adapted
         if base is not None and not base.has_weights_here():
             return False
@@ -323,7 +323,7 @@ class TrainedModel:
         return merged(own, self.savedir, TrainedModel)
 
     def scope_in(self, weights: Weights) -> str:
-        """Return the scope of the network in `weights`; '' in releases, which have none."""
+        """Return the scope of the network in `weights`; '' if there is none, as in releases."""
         found = weights.scopes()
         scopes = [self.scope] if self.scope else ['', 'policy', 'reward_model']
         matching = [scope for scope in scopes if scope in found]
@@ -333,9 +333,9 @@ class TrainedModel:
 def architecture_of(
     directory: str | None, n_vocab: int, changes: Mapping[str, Any] = MappingProxyType({})
 ) -> Architecture:
-    """Return the architecture in a directory; None: the tiny GPT-2.
+    """Return the architecture of the model in a directory; None: the tiny GPT-2 of `test`.
 
-    n_vocab: number of tokens. changes: settings in place of those in its config.json.
+    n_vocab: number of tokens. changes: {setting: value} that override its config.json.
     """
     if directory is None:
         return GPT2(test_hparams())
@@ -367,7 +367,7 @@ def _of_transformers(directory: str, n_vocab: int, changes: Mapping[str, Any]) -
 
 
 def _has_own_output_layer(directory: str, config: Any) -> bool:
-    """Return whether weights that are here untie the output layer, though the config ties it."""
+    """Return whether local weights have an untied output layer, though the config ties it."""
     if not isinstance(config, dict) or not config.get('tie_word_embeddings', True):
         return False
     return are_here(directory) and SafetensorsFiles(directory).has_own_output_layer()

@@ -1,4 +1,4 @@
-"""Weights of a saved model by this program's names: TensorFlow checkpoints, or safetensors."""
+"""Weights of saved models, by this program's names: in TensorFlow checkpoints or safetensors."""
 
 import glob
 import math
@@ -19,20 +19,20 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.runs.run_files import SIZES
 from lm_human_preferences.training.model_sizes import FLOAT, Sizes
 
-CAUSAL_LM = 'causal_lm.'  # begins our names of parameters of models of transformers
-EMBEDDING = 'transformer.wte.weight'  # our name of the embedding of tokens in GPT-2
-SLACK_BYTES = 1 << 24  # a model may be larger than its file by this
-LAYER_BYTES = 10_000  # memory for the modules of a layer, however narrow it is
+CAUSAL_LM = 'causal_lm.'  # prefix of our names for parameters of transformers models
+EMBEDDING = 'transformer.wte.weight'  # our name for GPT-2's token embedding
+SLACK_BYTES = 1 << 24  # bytes by which a model may always be larger than its file
+LAYER_BYTES = 10_000  # memory for a layer's modules, even if its parameters are few
 SAFETENSORS = 'model.safetensors'
 SAFETENSORS_INDEX = f'{SAFETENSORS}.index.json'  # if the tensors are in several files
-# Tensors that are not needed: masks and rotations of older versions, and TRL's value head.
+# Tensors to ignore: masks and rotary frequencies of older versions, and TRL's value head.
 OF_NO_USE = re.compile(r'.*(attn|attention)\.(masked_)?bias|.*causal_mask|.*inv_freq|v_head\..*')
 EMBEDDING_LAYER = re.compile(r'(.*\.)?(embed_tokens|wte|embed_in|word_embeddings)')
 OUTPUT_LAYER = re.compile(r'(.*\.)?(lm_head|embed_out)')
 
 
 class Weights(ABC):
-    """Weights of networks, in whatever files, by this program's names of their parameters."""
+    """Weights of networks, by this program's names of parameters, in files of any format."""
 
     path: str
 
@@ -41,27 +41,27 @@ class Weights(ABC):
 
     @abstractmethod
     def nbytes(self) -> int:
-        """Return the bytes of all tensors in float32, without reading them."""
+        """Return the number of bytes of all tensors in float32, without reading them."""
 
     @abstractmethod
     def name_of(self, name: str) -> str:
-        """Return the name that a tensor has, or would have, in the files."""
+        """Return the name of our parameter `name` in the files, even if they do not have it."""
 
     @abstractmethod
     def load(self, name: str, parameter: torch.Tensor) -> None:
-        """Copy a tensor of any type into `parameter` on the CPU; UserError unless it fits."""
+        """Copy the tensor `name` into `parameter`, float32 on the CPU; UserError unless it fits."""
 
     def scopes(self) -> list[str]:
-        """Return the scopes of all networks, sorted; '' for a network without one."""
+        """Return the scopes of all networks, sorted; '' for a network without a scope."""
         return ['']
 
     def unread(self, names: Collection[str]) -> list[str]:
-        """Return the names of a single model's tensors that no parameter of `names` reads."""
+        """Return the names of a single model's tensors that none of the parameters `names` uses."""
         return []
 
 
 class CheckpointWeights(Weights):
-    """Latest intact checkpoint in `directory` or its checkpoints/, local or remote."""
+    """Weights in the latest intact checkpoint in `directory` or its checkpoints/, also remote."""
 
     def __init__(self, directory: str, names: VariableNames, embedding: str = EMBEDDING) -> None:
         self._bundle = open_bundle(directory)
@@ -86,7 +86,7 @@ class CheckpointWeights(Weights):
         return self.scopes_with(self._embedding)
 
     def scopes_with(self, parameter: str) -> list[str]:
-        """Return the scopes of the networks that have a parameter, sorted."""
+        """Return the scopes of the networks that have the given parameter, sorted."""
         name = self.name_of(parameter)
         suffix = f'/{name}'
         scopes = [each.removesuffix(suffix) for each in self._bundle if each.endswith(suffix)]
@@ -96,11 +96,11 @@ class CheckpointWeights(Weights):
 
 
 class SafetensorsFiles:
-    """Safetensors of a model in one file or several; UserError if missing or damaged."""
+    """A model's tensors in one or more safetensors files; UserError if missing or damaged."""
 
     def __init__(self, directory: str) -> None:
         files, fetched = [SAFETENSORS], [SAFETENSORS]
-        # The single file comes first, as in transformers, which leaves an older index beside it.
+        # A single file has priority, as in transformers, which leaves an older index beside it.
         if not storage.exists(storage.join(directory, SAFETENSORS)):
             if not storage.exists(storage.join(directory, SAFETENSORS_INDEX)):
                 raise UserError(_why_no_weights(directory))
@@ -116,12 +116,12 @@ class SafetensorsFiles:
             self._file_of.update(dict.fromkeys(file.keys(), file))
 
     def nbytes(self) -> int:
-        """Return the bytes of all tensors in float32, without reading them."""
+        """Return the number of bytes of all tensors in float32, without reading them."""
         slices = (file.get_slice(name) for name, file in self._file_of.items())
         return FLOAT * sum(math.prod(each.get_shape()) for each in slices)
 
     def has_own_output_layer(self) -> bool:
-        """Return whether there is an output layer that differs from the embedding of tokens."""
+        """Return whether there is an output layer that differs from the token embedding."""
         values = []
         for name, file in self._file_of.items():
             layer = name.removesuffix('.weight')
@@ -141,7 +141,7 @@ def _why_no_weights(directory: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first of some names, and how many more there are."""
+    """Return, for a message, the first name and the number of further names."""
     more = f' and {len(names) - 1} more' if len(names) > 1 else ''
     return f'{names[0]}{more}'
 
@@ -151,14 +151,14 @@ def open_safetensors(path: str) -> Any:
     from safetensors import SafetensorError, safe_open
 
     try:
-        # Refuses a pipe, for which safe_open would wait for ever
+        # cached_path refuses a pipe, on which safe_open would wait for ever
         return safe_open(storage.cached_path(path), 'pt')
     except (OSError, SafetensorError, storage.StorageError) as e:
         raise UserError(f'{path} is damaged or missing: {e}') from e
 
 
 def are_here(directory: str) -> bool:
-    """Return whether safetensors, in one file or several, can be read without the network."""
+    """Return whether a model's safetensors can be read without a download."""
     names = [SAFETENSORS]
     index = storage.join(directory, SAFETENSORS_INDEX)
     if not storage.is_here(storage.join(directory, SAFETENSORS)) and storage.is_here(index):
@@ -180,7 +180,7 @@ def _files_of_index(index: str) -> list[str]:
 
 
 def copy_value(value: np.ndarray, target: torch.Tensor, what: str) -> None:
-    """Copy `value` into a tensor on the CPU; UserError if shape or type differ. what: its name."""
+    """Copy `value` into `target` on the CPU; UserError unless it fits. what: name for messages."""
     shape = tuple(target.shape)
     if value.shape != shape or value.dtype != np.float32:
         raise UserError(f'{what} is {value.dtype} {value.shape}, the model needs float32 {shape}')
@@ -188,16 +188,16 @@ def copy_value(value: np.ndarray, target: torch.Tensor, what: str) -> None:
 
 
 def scoped(scope: str, name: str) -> str:
-    """Return the name of a parameter below a scope; '' is not a scope."""
+    """Return SCOPE/NAME; if the scope is '', only NAME."""
     return f'{scope}/{name}' if scope else name
 
 
 def load_parameters(
     weights: Weights, parameters: Mapping[str, torch.Tensor], scope: str
 ) -> list[str]:
-    """Copy weights under `scope` into {name: parameter}; return the names they lack.
+    """Copy the weights of `scope` into {name: parameter}; return the names that `weights` lack.
 
-    UserError where a value is not finite.
+    UserError if a value is not finite.
     """
     missing = []
     for name, parameter in parameters.items():
@@ -205,7 +205,7 @@ def load_parameters(
             missing.append(name)
             continue
         weights.load(scoped(scope, name), parameter)
-        # The sum is many times as fast to check, but it may overflow.
+        # It is far faster to check the sum, but the sum of finite values may overflow.
         if not parameter.sum().isfinite() and not parameter.isfinite().all():
             raise UserError(
                 f'{weights.path} has values that are not finite, first in'
@@ -215,7 +215,7 @@ def load_parameters(
 
 
 def check_size(sizes: Sizes, weights: Weights) -> None:
-    """Raise UserError if a model is far larger than its weights, before it is allocated."""
+    """Raise UserError if a model of these sizes would be far larger than its weights."""
     needed = FLOAT * sizes.parameters() + LAYER_BYTES * sizes.n_layer
     if needed > SLACK_BYTES + 4 * weights.nbytes():
         raise UserError(

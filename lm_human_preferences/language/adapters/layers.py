@@ -13,11 +13,11 @@ from lm_human_preferences.language.model import Projection
 from lm_human_preferences.language.network import Linear, Network
 from lm_human_preferences.training import precision
 
-A, B = 'lora_A', 'lora_B'  # parameters of an adapted layer, as PEFT calls them
+A, B = 'lora_A', 'lora_B'  # PEFT's names for the parameters of an adapted layer
 
 
 class Adapted(nn.Module):
-    """A layer that adds scale * B A x, with A (rank, inputs) and B (outputs, rank) in float32."""
+    """Layer that adds scale * B A x to its outputs; float32 A (rank, inputs), B (outputs, rank)."""
 
     weight: nn.Parameter
     lora_A: nn.Parameter
@@ -25,7 +25,7 @@ class Adapted(nn.Module):
     scale: float
 
     def add_adapter(self, rank: int, scale: float) -> None:
-        """Add A and B, uninitialised: see reset."""
+        """Add uninitialised A and B; `reset` sets their values."""
         weight = self.weight.T if isinstance(self, Projection) else self.weight
         outputs, inputs = weight.shape
         device = self.weight.device
@@ -41,7 +41,7 @@ class Adapted(nn.Module):
         self.lora_B.zero_()
 
     def adapt(self, outputs: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Add to the layer's `outputs ([batch,] n, outputs)` of `x`, in place."""
+        """Add the adapter's outputs for `x` to the layer's `outputs ([batch,] n, outputs)`."""
         low = F.linear(x, self.lora_A)
         second = self.lora_B.T.to(outputs.dtype)
         if outputs.ndim == 2:
@@ -62,7 +62,7 @@ class AdaptedProjection(Adapted, Projection):
     """A projection of GPT-2 with an adapter."""
 
     def forward(self, x: torch.Tensor, *, gelu: bool = False) -> torch.Tensor:
-        """Map `x (n, inputs)` to (n, outputs), or to gelu of that."""
+        """Map `x (n, inputs)` to (n, outputs). gelu: whether to apply GELU to the result."""
         x = _rounded(x)
         outputs = self.adapt(Projection.forward(self, x), x)
         return F.gelu(outputs, approximate='tanh') if gelu else outputs
@@ -98,7 +98,7 @@ def attach(network: Network, options: LoraHParams) -> None:
 
 
 def names_in_full(network: Network, options: LoraHParams | None) -> set[str]:
-    """Return the names of parameters that are trained in full; OptionError if no name matches."""
+    """Return the names of parameters to train in full; OptionError if `full` matches no module."""
     if options is None or options.full is None:
         return set()
     modules = [each for name, each in network.named_modules() if _matches(name, options.full)]
@@ -112,7 +112,7 @@ def names_in_full(network: Network, options: LoraHParams | None) -> set[str]:
 
 
 def _is_target(name: str, options: LoraHParams) -> bool:
-    """Return whether a layer gets an adapter: without `targets`, all layers do."""
+    """Return whether a layer gets an adapter: it matches `targets` (None: any), but not `full`."""
     if options.full is not None and _matches(name, options.full):
         return False
     return options.targets is None or _matches(name, options.targets)
@@ -133,9 +133,9 @@ def reset(network: nn.Module) -> None:
 
 @torch.no_grad()
 def reduce(network: Network) -> None:
-    """Keep weights and biases of linear layers in bfloat16, to which autocast would cast them."""
+    """Convert weights and biases of linear layers to bfloat16, as autocast would at each use."""
     # A first pass decides `takes_rows` by comparing outputs, while the weights are exact.
-    with precision.plain():  # without prepacked copies of them
+    with precision.plain():  # without prepacked copies of the weights
         network.hidden(torch.zeros(1, 1, dtype=torch.int64))
     for layer in network.modules():
         if type(layer) in _ADAPTED:

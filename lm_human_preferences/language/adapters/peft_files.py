@@ -1,4 +1,4 @@
-"""PEFT directories: adapters of others, which PEFT loads and merges, and ours, written for it."""
+"""PEFT directories: reading adapters that PEFT saved (PEFT merges them), and writing our own."""
 
 import functools
 import json
@@ -29,22 +29,22 @@ from lm_human_preferences.language.weights import (
 from lm_human_preferences.training import model_sizes
 
 CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
-PREFIX = 'base_model.model.'  # begins the names of tensors
-ROWS = 'token_adapter.trainable_tokens_delta'  # rows of an embedding
+PREFIX = 'base_model.model.'  # prefix of tensors' names
+ROWS = 'token_adapter.trainable_tokens_delta'  # tensors of rows of an embedding
 _TABLE = re.compile(
     rf'((?P<output>{OUTPUT_LAYER.pattern})|{EMBEDDING_LAYER.pattern})'
     r'\.((base_layer\.)?(?P<whole>weight)$)?'
 )
-SAVED = 'modules_to_save.'  # if the vocabulary grew, a whole layer is saved also under this
+SAVED = 'modules_to_save.'  # if the vocabulary grew, a layer is saved with this in its name, too
 # Advice for adapters that were saved without some weights, or inside a wrapper such as DDP.
 _AGAIN = (
     'save it again by `save_pretrained` of the PEFT model, unwrapped; under DeepSpeed ZeRO-3 gather'
     ' its weights first'
 )
-TOLERANCE = 1e-4  # of the largest logit, between an adapter beside its base and merged into it
+TOLERANCE = 1e-4  # difference that merging may make, relative to the largest logit
 PATTERN_SECONDS = 5
 _OF_PROMPTS = ('PROMPT_TUNING', 'MULTITASK_PROMPT_TUNING', 'P_TUNING', 'PREFIX_TUNING')
-# Matches all patterns, in the forms that PEFT gives them, with all names.
+# Program that matches each pattern, in the forms that PEFT uses, with each name.
 _MATCH = """
 import json, re, sys
 patterns, names = json.load(sys.stdin)
@@ -56,10 +56,10 @@ for pattern in patterns:
 
 
 class PeftWeights(LibraryWeights):
-    """Weights of a base with an adapter merged into them by PEFT; UserError if unfit.
+    """Weights of a base into which PEFT merges an adapter; UserError if the two do not fit.
 
-    base_of: makes the base, a model of transformers in float32, which the merge changes. nbytes: of
-    the base's weights.
+    base_of: returns the base, a transformers model in float32, which the merge changes. nbytes:
+    size of the base's weights.
     """
 
     def __init__(self, directory: str, base_of: Callable[[], Any], nbytes: int) -> None:
@@ -78,7 +78,7 @@ class PeftWeights(LibraryWeights):
 
 @torch.no_grad()
 def merged(directory: str, model: Any) -> Any:
-    """Merge the adapter in `directory` into a model of transformers, which is changed."""
+    """Merge the adapter in `directory` into a transformers model in place; return the result."""
     path = storage.join(directory, WEIGHTS)
     tensors = _tensors_of(path)
     folder = os.path.dirname(storage.cached_path(path))
@@ -95,12 +95,12 @@ def merged(directory: str, model: Any) -> Any:
         wrong = _without_place(adapted, tensors, found)
         if wrong:
             raise UserError(f'{path}: these do not fit its base: {listed(wrong)}: {_AGAIN}')
-        # PEFT does not notice a merge that computes something else.
+        # PEFT does not notice if the merged model computes something else, so we compare logits.
         table = model.get_input_embeddings().weight
         tokens = torch.arange(8, device=table.device).unsqueeze(0) % len(table)
         expected = adapted(input_ids=tokens).logits
         if changes:
-            _untie(adapted)  # else the merge changes both tables, where the adapter changes one
+            _untie(adapted)  # else merging changes two tied tables, though the adapter changes one
         whole: Any = adapted.merge_and_unload(safe_merge=True)  # safe: NaN is an error
         difference = (whole(input_ids=tokens).logits - expected).abs().max()
     # `not ... <=` and not `>`: NaN fails, too.
@@ -113,7 +113,7 @@ def _tensors_of(path: str) -> dict[str, torch.Tensor]:
     """Return the tensors of an adapter; UserError unless they are finite numbers."""
     file = open_safetensors(path)
     tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    if not tensors:  # as some ways to train on several GPUs have saved it
+    if not tensors:  # some ways to train on several GPUs save such a file
         raise UserError(f'{path} holds no adapters: {_AGAIN}')
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.isfinite().all():
@@ -122,20 +122,20 @@ def _tensors_of(path: str) -> dict[str, torch.Tensor]:
 
 
 def _without_place(adapted: Any, tensors: dict[str, torch.Tensor], found: Any) -> list[str]:
-    """Return the names of tensors that the model has no place for, and of those that are missing.
+    """Return the names of tensors that have no place in the model, and of missing tensors.
 
     found: the keys that PEFT named missing and unexpected when it loaded the tensors.
     """
     state, missing = adapted.state_dict(), set(found.missing_keys)
     loaded = {each.data_ptr() for name, each in state.items() if name not in missing}
-    own = {name for name in missing if '.default' in name}  # not the base's
+    own = {name for name in missing if '.default' in name}  # of the adapter, not of the base
     lacking = {name for name in own if state[name].data_ptr() not in loaded}
     twins = {name for name in tensors if SAVED in name and name.replace(SAVED, '') in tensors}
     return sorted(lacking | (set(found.unexpected_keys) - twins))
 
 
 def _untie(model: Any) -> None:
-    """Give a model an output layer of its own."""
+    """Give a model's output layer its own copy of the embedding to which it is tied."""
     modules = list(model.modules())
     tables = {id(each.weight) for each in modules if isinstance(each, nn.Embedding)}
     for layer in modules:
@@ -146,7 +146,7 @@ def _untie(model: Any) -> None:
 def check_patterns(directory: str, names: list[str]) -> None:
     """Raise UserError if a pattern of an adapter fails, or takes too long, on these names.
 
-    A process of its own tries them: no regular expression can be interrupted.
+    A separate process tries them, as a regular expression cannot be interrupted.
     """
     patterns = []
     for setting, value in read_config(directory).items():
@@ -169,7 +169,7 @@ def check_patterns(directory: str, names: list[str]) -> None:
 
 
 def changes_of(directory: str) -> dict[str, Any]:
-    """Return the settings of the base's config.json that an adapter changes.
+    """Return {setting: value} of the base's config.json that an adapter changes.
 
     An adapter may untie the output layer from the embedding, and add tokens to the vocabulary.
     """
@@ -186,7 +186,7 @@ def changes_of(directory: str) -> dict[str, Any]:
 
 
 def is_peft(directory: str) -> bool:
-    """Return whether a directory, local or of the hub, holds an adapter of PEFT and no model."""
+    """Return whether a directory, local or on the hub, holds a PEFT adapter, not a whole model."""
     if storage.is_remote(directory) and not storage.is_hub(directory):
         return False
     if model_sizes.is_model(directory):
@@ -195,7 +195,7 @@ def is_peft(directory: str) -> bool:
 
 
 def read_config(directory: str) -> dict[str, Any]:
-    """Return the settings of an adapter; UserError for one that cannot be merged."""
+    """Return an adapter's settings {name: value}; UserError if it cannot be merged."""
     path = storage.join(directory, CONFIG)
     config: Any = storage.read_json(path)
     if not isinstance(config, dict) or not isinstance(config.get('peft_type'), str):
@@ -208,7 +208,7 @@ def read_config(directory: str) -> dict[str, Any]:
 
 
 def base_of(directory: str) -> str:
-    """Return the name of the model that an adapter is of."""
+    """Return the name of an adapter's base model, with @REVISION if it is a revision on the hub."""
     config = read_config(directory)
     name, revision = config.get('base_model_name_or_path'), config.get('revision')
     if not isinstance(name, str) or not name:
@@ -227,10 +227,10 @@ def write(
     base_of: Callable[[Record], str],
     head: torch.Tensor | None = None,
 ) -> str:
-    """Save the adapters of a model for PEFT; UserError for a model without.
+    """Save the adapters of a model in PEFT's format; UserError if it has none.
 
-    head: (n_embd,), with which they are the adapters of a classifier. base_of: finds or makes a
-    base that PEFT can load, at a path or hf://ORG/NAME@COMMIT.
+    head: weight (n_embd,) of a classifier to save with them; None: no classifier. base_of: returns
+    the path or hf://ORG/NAME@COMMIT of a base that PEFT can load.
 
     Return the path of the base, or its name on the hub.
     """

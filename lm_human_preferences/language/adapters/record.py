@@ -1,4 +1,4 @@
-"""Record beside a checkpoint of adapters: base, and options of each network's adapters."""
+"""Record beside a checkpoint of adapters: their base, and each network's adapter options."""
 
 import dataclasses
 import os
@@ -19,7 +19,7 @@ _SCHEMA = {'base': str, 'digest': str, 'transposed': bool, 'adapters': dict}
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """Base of adapters (directory or URL, digest of parameters) and their options by scope."""
+    """Base of adapters (path or URL, digest of its parameters) and {scope: adapter options}."""
 
     base: str
     digest: str
@@ -27,7 +27,7 @@ class Record:
     adapters: Mapping[str, LoraHParams]
 
     def options(self, scope: str) -> LoraHParams | None:
-        """Return the options of a network's adapters; models of an ensemble share them."""
+        """Return a network's adapter options, or None; all models of an ensemble have the same."""
         return self.adapters.get(without_number(scope))
 
     def write(self, directory: str) -> None:
@@ -42,7 +42,7 @@ def without_number(scope: str) -> str:
 
 
 def read(directory: str | None) -> Record | None:
-    """Return the record in the directory of a model; None where there is none."""
+    """Return the record in a model's directory; None if there is no record."""
     if directory is None:
         return None
     path = storage.join(directory, ADAPTER)
@@ -61,7 +61,7 @@ def read(directory: str | None) -> Record | None:
 
 
 def base_of(directory: str, record: Record) -> str:
-    """Return the path of the base of the model in `directory`; a copy in its run comes first."""
+    """Return the path of the base of the model in `directory`; the run's copy has priority."""
     copy = storage.join(os.path.dirname(directory.rstrip('/')), BASE)
     if is_model(copy):
         return copy

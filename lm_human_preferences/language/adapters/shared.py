@@ -41,13 +41,13 @@ class SharedBase(TrainedModel):
         self.digest: str = comm.all_gather_object(digest_of(self.parameters))[0]
 
     def with_adapters(self, adapters: Adapters) -> Self:
-        """Return this base for networks that train these adapters."""
+        """Return a copy, sharing the parameters, whose networks train these adapters."""
         twin = copy.copy(self)
         twin.adapters = dict(adapters)
         return twin
 
     def create(self, scalar_heads: Iterable[str], scope: str = '') -> Network:
-        """Create a network on the shared parameters, with uninitialised adapters if trained."""
+        """Create a network on the shared parameters, with the uninitialised adapters of `scope`."""
         return self._create(scalar_heads, self.adapters.get(scope))
 
     def _create(self, scalar_heads: Iterable[str], options: LoraHParams | None) -> Network:
@@ -59,14 +59,14 @@ class SharedBase(TrainedModel):
         network.heads = nn.ModuleDict(heads)
         network.shared = frozenset(shared)
         for parameter in network.own_parameters().values():
-            parameter.data = parameter.data.float()  # also where the base is kept in bfloat16
+            parameter.data = parameter.data.float()  # even if the base is in bfloat16
             parameter.requires_grad_()
         if options is not None:
             layers.attach(network, options)
         return network
 
     def create_like(self, saved: TrainedModel, scalar_heads: Iterable[str], scope: str) -> Network:
-        """Create a network to load `saved` into, on this base if `saved` is adapters for it."""
+        """Create a network to load `saved` into, on this base if `saved` has adapters for it."""
         of_saved = record.read(saved.savedir)
         if of_saved is None or of_saved.digest != self.digest:
             return saved.create(scalar_heads)
@@ -81,12 +81,12 @@ class SharedBase(TrainedModel):
         return network.initialize(self._missing)
 
     def write_files(self, directory: str) -> None:
-        """Write also the record of the base and of the adapters' options."""
+        """Write the model's files, and a record of the base and of the adapters' options."""
         super().write_files(directory)
         assert self.savedir is not None
         base = self.savedir if storage.is_remote(self.savedir) else os.path.abspath(self.savedir)
         before = record.read(directory)
-        if before is not None:  # a run that goes on with its own copy
+        if before is not None:  # a resumed run may use its copy, but the record names the original
             base = before.base
         is_transposed = layers.is_transposed(self._base)
         record.Record(base, self.digest, is_transposed, self.adapters).write(directory)
@@ -110,13 +110,13 @@ class SharedBase(TrainedModel):
         super().write_files(directory)
 
     def reduce(self) -> None:
-        """Keep the linear layers in bfloat16."""
+        """Convert the base's linear layers to bfloat16."""
         layers.reduce(self._base)
         process.release_freed_memory()  # half of the weights' bytes
 
 
 class Bases:
-    """Bases that the trainings of a command share, as those of an ensemble: each is read once."""
+    """Base models that a command reads once for all its trainings, such as those of an ensemble."""
 
     def __init__(self) -> None:
         self._read: dict[Any, SharedBase] = {}
@@ -133,7 +133,7 @@ class Bases:
     ) -> TrainedModel:
         """Return `model`, as a SharedBase if there are adapters.
 
-        run: options of the training's run. network: folder of the trained network in it.
+        run: options of the training's run. network: folder of the trained network in the run.
         """
         if not adapters:
             return model
@@ -152,7 +152,7 @@ class Bases:
 def with_learned(
     sizes: Sizes, create: Callable[[Iterable[str]], Network], adapters: Adapters
 ) -> Sizes:
-    """Set `sizes.learned` to the most parameters that a network trains beside its heads."""
+    """Set `sizes.learned` to the most parameters that any network trains, without its heads."""
     for options in adapters.values():
         with torch.device('meta'):
             network = create([])

@@ -1,4 +1,4 @@
-"""Weights of a base with adapters merged into them, read like those of any model."""
+"""Weights of a base with adapters merged into them, to be read like any model's weights."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from lm_human_preferences.language.weights import CheckpointWeights, Weights, sc
 
 @dataclasses.dataclass(eq=False)
 class AdaptedWeights(Weights):
-    """Weights W + alpha / rank * B A of a checkpoint `own` on the networks of `base`."""
+    """Weights W + alpha / rank * B A: W from the base, A and B from the checkpoint `own`."""
 
     _own: CheckpointWeights
     _base: Weights
@@ -40,7 +40,7 @@ class AdaptedWeights(Weights):
         return self._own.name_of(name)
 
     def scopes(self) -> list[str]:
-        """Return the scopes of all networks, sorted; those without adapters are the base."""
+        """Return the sorted scopes of all networks, which have an own embedding or scalar head."""
         heads = [f'{HEADS}{kind}.w' for kind in ('value', 'reward')]
         of_heads = [scope for head in heads for scope in self._own.scopes_with(head)]
         return sorted({*self._own.scopes(), *of_heads})
@@ -70,7 +70,7 @@ class AdaptedWeights(Weights):
 
 
 def merged(own: CheckpointWeights, directory: str, open_model: Callable[[str], Any]) -> Weights:
-    """Return the weights in the directory of a model, merged if they are adapters of a base."""
+    """Return a model's `own` weights, or if these are adapters, their base with them merged."""
     of_base = record.read(directory)
     if of_base is None:
         return own

@@ -1,1 +1,1 @@
-"""Causal language models of transformers, imported only where needed: it takes seconds."""
+"""Causal language models of transformers; importing transformers takes seconds."""

@@ -27,7 +27,7 @@ from lm_human_preferences.language.weights import CAUSAL_LM, Weights
 class CausalLM:
     """Architecture of a causal language model of transformers.
 
-    n_vocab: number of its encoding's tokens. changes: settings in place of those in config.json.
+    n_vocab: tokens of the encoding. changes: {setting: value} that override config.json.
     """
 
     variable_names: VariableNames = OwnNames()
@@ -46,7 +46,7 @@ class CausalLM:
 
     @property
     def embedding(self) -> str:
-        """Return this program's name of the embedding of tokens, which differs by family."""
+        """Return this program's name for the token embedding, which depends on the model family."""
         with explained(self.path), torch.device('meta'):
             empty = empty_model(self._config)
         table = empty.get_input_embeddings().weight
@@ -61,12 +61,12 @@ class CausalLM:
         return PretrainedWeights(directory, self._saved_config)
 
     def check_network(self, network: Any, name: str, weights: Weights) -> None:
-        """Raise UserError unless this program computes with the weights what transformers does."""
+        """Raise UserError unless this program and transformers compute the same outputs."""
         loaded = weights.model if isinstance(weights, LibraryWeights) else None
         probe.check_network(network, name, loaded)
 
     def to_transformers(self, network: Any) -> Any:
-        """Return the model inside the network, with its original dropout."""
+        """Return the transformers model in `network`, with the dropout rates of its config.json."""
         dropout = {key: self._content[key] for key in dropout_in(self._content)}
         network.causal_lm.config.update(dropout)
         return network.causal_lm
@@ -77,7 +77,7 @@ class CausalLM:
 
 
 def _config_of(content: Any, path: str) -> Any:
-    """Return the config of transformers; UserError if it is of no model that can be taken."""
+    """Return transformers' config for `content`; UserError if the model is not supported."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     config = config_of(content, path)
@@ -101,7 +101,7 @@ def _config_of(content: Any, path: str) -> Any:
 
 @functools.lru_cache(maxsize=8)
 def _sizes(path: str, content: str, n_vocab: int) -> TransformersSizes:
-    """Return the sizes of a model. content: of its config.json, which is at `path`."""
+    """Return the sizes of a model. content: text of the config.json at `path`."""
     config = _config_of(json.loads(content), path)
     with explained(path):
         with torch.device('meta'):

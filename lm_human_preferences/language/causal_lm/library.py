@@ -1,4 +1,4 @@
-"""Configs, empty models and weights of transformers, with errors in one line."""
+"""Configs, uninitialised models and weights from transformers, with one-line errors."""
 
 import contextlib
 import functools
@@ -23,9 +23,9 @@ from lm_human_preferences.language.weights import (
     listed,
 )
 
-MOST_LAYERS = 1000
+MOST_LAYERS = 1000  # a config.json with more is refused
 _NUMBER_OF_LAYERS = re.compile('(layers?|blocks?)$')  # keys of a config.json
-# Ignored in a config.json: the type of numbers, and whose code computes.
+# Keys ignored in a config.json, as this program decides dtype and attention, and runs no code.
 _OURS_TO_SAY = ('auto_map', '_attn_implementation', 'attn_implementation', 'torch_dtype', 'dtype')
 # Switching initialisation off, and restoring the generator, affects all threads.
 _one_at_a_time = threading.RLock()
@@ -35,10 +35,10 @@ _one_at_a_time = threading.RLock()
 def explained(
     path: str, problem: str = ' does not describe a model that transformers can make'
 ) -> Iterator[None]:
-    """Raise errors of transformers or PEFT about files at `path` as UserErrors in one line.
+    """Within the context, turn errors of transformers or PEFT about `path` into UserErrors.
 
-    The generator of random numbers and the filters of warnings are restored. problem: what the
-    message says after the path.
+    The random generator and the warning filters are restored afterwards. problem: text of the
+    message after the path.
     """
     # Outside the try below, as a failing import is not a fault of the model's files.
     import transformers.modeling_utils
@@ -47,18 +47,18 @@ def explained(
     transformers.utils.logging.disable_progress_bar()
     try:
         with _one_at_a_time, torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            # Of tensors of size 0, for which there is an error below.
+            # The sizes of such a model are refused later, with an error.
             warnings.filterwarnings('ignore', 'Initializing zero-element tensors')
             yield
     except UserError:
         raise
-    except Exception as e:  # of any kind: the numbers are whatever a file says
+    except Exception as e:  # any type, as a file may hold any values
         reason = ' '.join(str(e).split())
         raise UserError(f'{path}{problem}: {reason:.300}') from e
 
 
 def config_of(content: Any, path: str) -> Any:
-    """Return the config of transformers for a config.json, without dropout; UserError if none."""
+    """Return transformers' config for a config.json, with dropout 0; UserError if it is invalid."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
     with explained(path):
@@ -83,19 +83,19 @@ def dropout_in(content: dict[str, Any]) -> list[str]:
 
 
 def empty_model(config: Any, model_class: str = 'AutoModelForCausalLM') -> Any:
-    """Create a model whose parameters have memory but no values. model_class: of transformers."""
+    """Create a model with uninitialised parameters. model_class: name of a transformers class."""
     import transformers
     from transformers.initialization import no_init_weights
 
     with no_init_weights():
         model = getattr(transformers, model_class).from_config(config, dtype=torch.float32)
-    model.tie_weights()  # as far as the config says so
+    model.tie_weights()  # if the config says so
     _name_constants(model)
     return model
 
 
 def _name_constants(model: Any) -> None:
-    """Make the buffers that a model saves, such as routing biases, parameters that do not learn."""
+    """Turn buffers that a model saves, such as routing biases, into frozen parameters."""
     saved = model.state_dict().keys()
     for name, buffer in list(model.named_buffers()):
         if name in saved and buffer.is_floating_point():
@@ -106,7 +106,7 @@ def _name_constants(model: Any) -> None:
 
 
 class LibraryWeights(Weights):
-    """Weights of a model of transformers, by this program's names of its parameters."""
+    """Weights of a transformers model, by this program's names of its parameters."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -114,7 +114,7 @@ class LibraryWeights(Weights):
     @functools.cached_property
     @abstractmethod
     def model(self) -> Any:
-        """The model in float32; UserError unless all weights fit."""
+        """Return the model in float32; UserError unless all weights fit."""
 
     def __contains__(self, name: object) -> bool:
         return not str(name).startswith(HEADS) and self.name_of(str(name)) in self._tensors
@@ -127,7 +127,7 @@ class LibraryWeights(Weights):
         copy_value(value.numpy(), parameter.detach(), f'{self.path}: {self.name_of(name)}')
 
     def unread(self, names: Collection[str]) -> list[str]:
-        """Return the parameters that are not read; a tied output layer counts as the embedding."""
+        """Return the parameters not in `names`; a tied output layer counts as the embedding."""
         read = {self.name_of(name) for name in names}
         return [name for name, _ in self.model.named_parameters() if name not in read]
 
@@ -137,7 +137,7 @@ class LibraryWeights(Weights):
 
 
 class PretrainedWeights(LibraryWeights):
-    """Safetensors loaded by transformers' `model_class`, which maps old names of tensors to new."""
+    """Safetensors loaded by transformers' `model_class`, which converts old names of tensors."""
 
     def __init__(
         self, directory: str, config: Any, model_class: str = 'AutoModelForCausalLM'
@@ -167,7 +167,7 @@ class PretrainedWeights(LibraryWeights):
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # see below
+                ignore_mismatched_sizes=True,  # an error below
                 dtype=torch.float32,
             )
         model, found = loaded

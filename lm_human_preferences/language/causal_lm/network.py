@@ -1,4 +1,4 @@
-"""A causal language model of transformers as a Network: its values and names stay as they are."""
+"""A causal language model of transformers as a Network: parameters keep their values and names."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,14 +17,14 @@ from lm_human_preferences.training import precision
 from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.core import index_each
 
-ROWS_TOLERANCE = 1e-3  # of the largest output, in float32
+ROWS_TOLERANCE = 1e-3  # relative to the largest output, in float32
 
 
 class OwnNames:
-    """VariableNames of transformers for its parameters, and our own for the rest."""
+    """VariableNames: transformers' own for its parameters, and ours for all other tensors."""
 
     def name_of(self, name: str) -> str:
-        """'policy/causal_lm.model.norm.weight' -> 'policy/model.norm.weight'."""
+        """Map 'policy/causal_lm.model.norm.weight' to 'policy/model.norm.weight'."""
         scope, slash, parameter = name.rpartition(f'/{CAUSAL_LM}')
         if slash:
             return f'{scope}/{parameter}'
@@ -35,7 +35,7 @@ class OwnNames:
 
 
 class TransformersCache:
-    """Keys and values of the tokens so far, as transformers keeps them."""
+    """Keys and values of the tokens so far, in transformers' own cache."""
 
     def __init__(self, config: Any) -> None:
         from transformers import DynamicCache
@@ -44,12 +44,12 @@ class TransformersCache:
         self.length = 0
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Keep only these rows of the batch."""
+        """Keep only the rows of the batch with these indices."""
         self.layers.batch_select_indices(rows)
 
 
 class TransformersNetwork(Network):
-    """A model of `AutoModelForCausalLM` without dropout; n_vocab: tokens of its encoding."""
+    """A model of AutoModelForCausalLM without dropout, cut to the tokens of its encoding."""
 
     variable_names: VariableNames = OwnNames()
 
@@ -57,28 +57,28 @@ class TransformersNetwork(Network):
         super().__init__(sizes)
         self.causal_lm = causal_lm.eval()
         config = causal_lm.config
-        scale = getattr(config, 'logit_scale', None)  # the probe checks it
+        scale = getattr(config, 'logit_scale', None)  # probe.py checks the logits
         self.logit_scale = scale or 1 / getattr(config, 'logits_scaling', 1)
         self._layers = _checkpointed_layers(causal_lm)
-        # Whether the model computes by rows (see rows.py); None before it has values to try it.
+        # Whether the model computes by rows (see rows.py); None: not tried yet, without values.
         self.takes_rows: bool | None = None if fast_pass.prepare(causal_lm) else False
-        # Whether its last layer can then compute only the tokens whose outputs are read.
+        # Whether the last layer, by rows, can leave out the tokens whose outputs are not read.
         self.leaves_out_unread = True
         constants = [name for name, each in self.named_parameters() if not each.requires_grad]
         self.constants = frozenset(constants)
         self.add_heads(scalar_heads)
 
     def train(self, mode: bool = True) -> Self:
-        """Change nothing: no training has dropout."""
+        """Do nothing: models are trained without dropout."""
         return self
 
     def outputs(self, tokens: torch.Tensor, positions: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Compute outputs: see Network. By rows, the last layer computes only what is read."""
+        """Compute outputs: see Network. By rows, the last layer computes only `rows.read`."""
         takes_rows = self._computes_by_rows()
         recomputes = self.gradient_checkpointing and torch.is_grad_enabled()
         for layer in self._layers:
-            # Layers of transformers read their own `training` only to decide on recomputing. That
-            # of the modules inside stays False, so nothing drops out.
+            # A layer of transformers reads its `training` only to decide whether to recompute. In
+            # the modules inside it, `training` stays False, so that there is no dropout.
             layer.training = recomputes
         model, cache, kept = self.causal_lm.base_model, rows.cache, rows.kept
         leaves_out_unread = takes_rows and self.leaves_out_unread
@@ -102,7 +102,7 @@ class TransformersNetwork(Network):
                     kept.states[block] = rows.wanted(states[0])
                 else:
                     kept.states[block] = index_each(states, rows.read).flatten(0, 1)
-        # In float32, like the logits and values that are computed from it.
+        # In float32, like the logits and values that are computed from these outputs.
         h = h.float()
         if rows.read is None or leaves_out_unread:
             return h
@@ -114,14 +114,14 @@ class TransformersNetwork(Network):
         return TransformersCache(self.causal_lm.config)
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
-        """Return logits; by the whole table, as a slice of it has no prepacked copy."""
+        """Return logits: see Network. The whole table is used, as a slice has no prepacked copy."""
         table = self.causal_lm.get_output_embeddings().weight
         logits = precision.logits(self.scaled(h), table)[..., : self.sizes.n_vocab]
         _, bias = self.output_layer()
         return logits if bias is None else logits + bias
 
     def output_layer(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the rows of the encoding's tokens: see Network."""
+        """Return weight and bias of the encoding's tokens alone: see Network."""
         layer = self.causal_lm.get_output_embeddings()
         n_vocab = self.sizes.n_vocab
         if len(layer.weight) == n_vocab:
@@ -131,8 +131,8 @@ class TransformersNetwork(Network):
     def takes_row_of(self, columns: int) -> bool:
         """Return whether completions may share a row: see Network.
 
-        By rows, attention is ours, which depends on positions. Families like GPT-Neo limit their
-        own by columns.
+        By rows, we use our attention, which depends on positions. In families like GPT-Neo, their
+        own attention is limited to a number of columns.
         """
         return columns <= self.sizes.n_ctx or self._computes_by_rows()
 
@@ -148,22 +148,22 @@ class TransformersNetwork(Network):
 
 @torch.no_grad()
 def rows_are_exact(network: TransformersNetwork) -> bool:
-    """Return whether the network computes the same by rows as by its own pass, in float32."""
+    """Return whether outputs by rows equal those of transformers' own forward pass, in float32."""
     try:
         with precision.plain():
             by_rows, own = (_short_outputs(network, takes_rows) for takes_rows in (True, False))
-    except Exception:  # whatever a family's own code raises for what it does not know
+    except Exception:  # any type, as the code of a model family may raise it
         return False
     return bool((by_rows - own).abs().max() <= ROWS_TOLERANCE * own.abs().max())
 
 
 def _short_outputs(network: TransformersNetwork, takes_rows: bool) -> torch.Tensor:
-    """Return outputs for two short sequences with padding, whose last tokens come by a cache."""
+    """Return outputs for two short padded sequences; the last token is computed with a cache."""
     device = network.device
     tokens = torch.arange(10).reshape(2, 5) % network.sizes.n_vocab
     mask = torch.ones(2, 5, dtype=torch.bool)
     mask[0, 2] = mask[1, 0] = False
-    columns = torch.arange(2, 4, device=device)  # where both have had a real token
+    columns = torch.arange(2, 4, device=device)  # after both rows' first real token
     network.takes_rows = takes_rows
     cache = network.new_cache(5)
     first = network.hidden(tokens[:, :4], mask[:, :4], cache, columns)
@@ -172,7 +172,7 @@ def _short_outputs(network: TransformersNetwork, takes_rows: bool) -> torch.Tens
 
 @contextlib.contextmanager
 def _noted(causal_lm: Any, kept: BlockInputs | None) -> Iterator[None]:
-    """Store the inputs of the blocks of `kept` in it while the model runs."""
+    """Within the context, store the inputs of the blocks `kept.blocks` in `kept.states`."""
     with contextlib.ExitStack() as stack:
         for number in () if kept is None else kept.blocks:
 
@@ -180,7 +180,7 @@ def _noted(causal_lm: Any, kept: BlockInputs | None) -> Iterator[None]:
                 assert kept is not None
                 kept.states[number] = args[0] if args else kwargs['hidden_states']
 
-            # First, as another hook changes the arguments of the last block
+            # Before the other hook of the last block, which changes its arguments
             block = blocks_of(causal_lm)[number]
             hook = block.register_forward_pre_hook(note, prepend=True, with_kwargs=True)
             stack.callback(hook.remove)
@@ -188,7 +188,7 @@ def _noted(causal_lm: Any, kept: BlockInputs | None) -> Iterator[None]:
 
 
 def _checkpointed_layers(causal_lm: Any) -> list[Any]:
-    """Return the layers that can recompute in a backward pass, set up to do so."""
+    """Return the layers that can recompute in a backward pass, after enabling this."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     if causal_lm.supports_gradient_checkpointing:

@@ -9,15 +9,15 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.causal_lm.network import TransformersNetwork
 from lm_human_preferences.training import precision
 
-TOLERANCE = 1e-3  # of the largest value of an output, in float32
-LENGTH = 12  # tokens of a sequence
+TOLERANCE = 1e-3  # relative to the largest output, in float32
+LENGTH = 12  # tokens in the test sequence
 SEED = 0
-LARGE = 1000  # factor for the output layer, at which a cap on logits shows
+LARGE = 1000  # factor for the output layer; makes a soft cap on logits noticeable
 
 
 @torch.no_grad()
 def check_network(network: TransformersNetwork, name: str, loaded: Any = None) -> None:
-    """Raise UserError unless all ways of computing agree with the model's own pass.
+    """Raise UserError unless this program's outputs agree with transformers' own forward pass.
 
     loaded: the model that transformers loads from the same files, or None.
     """
@@ -31,7 +31,7 @@ def check_network(network: TransformersNetwork, name: str, loaded: Any = None) -
                     raise UserError(refused + complaint)
     except UserError:
         raise
-    except Exception as e:  # whatever a family's own code raises for what it does not know
+    except Exception as e:  # any type, as the code of a model family may raise it
         raise UserError(
             f'{refused}they cannot compute with positions, a mask or a cache that are given'
             f' ({type(e).__name__}: {e!s:.200})'
@@ -39,7 +39,7 @@ def check_network(network: TransformersNetwork, name: str, loaded: Any = None) -
 
 
 def differences(network: TransformersNetwork, loaded: Any = None) -> Iterator[tuple[float, str]]:
-    """Yield (difference from the reference, complaint) for each way of computing."""
+    """Yield (relative error against transformers, complaint) for each way to compute outputs."""
     sizes = network.sizes
     device = network.device
     length = min(LENGTH, sizes.n_ctx)
@@ -69,7 +69,7 @@ def differences(network: TransformersNetwork, loaded: Any = None) -> Iterator[tu
     parts = [network.hidden(part, None, cache) for part in tokens.split([length - 2, 1, 1], dim=1)]
     yield (
         _difference(torch.cat(parts, dim=1), reference),
-        'token by token, with a cache of those before, they compute something else',
+        'token by token, with a cache of earlier tokens, they compute something else',
     )
     prompt, completion = tokens[:, : length // 2], tokens[:, length // 2 :]
     other = completion.flip(1)
@@ -91,7 +91,7 @@ def _large_logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def _with_padding(tokens: torch.Tensor, start: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Insert two columns of padding at `start`; return (tokens, mask of real ones)."""
+    """Insert two columns of padding at `start`; return (tokens, mask of real tokens)."""
     padding = torch.zeros_like(tokens[:, :2])
     padded = torch.cat([tokens[:, :start], padding, tokens[:, start:]], dim=1)
     mask = torch.ones_like(padded, dtype=torch.bool)

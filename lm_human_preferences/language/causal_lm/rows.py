@@ -1,12 +1,12 @@
-"""Fast pass of a model of transformers: its real tokens as one row, with our attention and cache.
+"""Fast forward pass of a transformers model: real tokens as one row, our attention and cache.
 
-All layers but attention treat every token alike, so a batch without its padding can be one row to
-them. Attention is an implementation of transformers' AttentionInterface, which gets the layout of
-the batch. The last layer needs keys and values of all tokens, but the rest of it only where outputs
-are read. So it is passed twice: up to its attention with all tokens, then with those that are read.
-Computing it whole takes 4 % more of the time of a PPO pass, for a Llama of 12 layers on a CPU.
+All layers but attention treat tokens separately, so real tokens of all rows can be passed to them
+as one row. For attention, we implement transformers' AttentionInterface, and pass it the layout of
+the batch. The last layer needs the keys and values of all tokens, but outputs only at some tokens.
+So it runs twice: up to its attention for all tokens, then as a whole for the tokens to read. If it
+ran once for all tokens, a PPO pass would take 4 % longer (a Llama of 12 layers, on a CPU).
 
-Models that have no such interface, or compute something else by it, keep their own pass.
+Models without this interface, or with other outputs by it, keep transformers' own forward pass.
 """
 
 from dataclasses import dataclass, replace
@@ -21,21 +21,21 @@ from lm_human_preferences.language.network import Linear
 from lm_human_preferences.training import precision
 
 OUR_ATTENTION = 'lm_human_preferences'
-OWN_ATTENTION = 'sdpa'  # of models that can take ours: it knows neither soft caps nor sinks
+OWN_ATTENTION = 'sdpa'  # models with this can take ours, as both have no soft caps or sinks
 
 
 @dataclass(frozen=True)
 class LayerRows(Rows):
-    """Rows as the layers of a model get them."""
+    """Rows as they are passed to the layers of a model."""
 
     read_last: torch.Tensor | None = None  # columns (batch, n) that the last layer computes
-    stops: bool = False  # whether the pass ends at the layer's attention
-    # Keys and values of all tokens, for the last layer, which gets only the tokens that are read
+    stops: bool = False  # whether to stop the layer at its attention
+    # Keys and values of all tokens, for the second run of the last layer, with the tokens to read
     all_keys_values: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 class _StoppedError(Exception):
-    """Raised at the layer's attention, with keys and values of all tokens."""
+    """Stop of the last layer at its attention, with the keys and values of all tokens."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class _StoppedError(Exception):
 
 
 def prepare(causal_lm: Any) -> bool:
-    """Set the model up to compute by rows where it is given `rows`; False if it cannot."""
+    """Set the model up to compute by rows if called with `rows`; return False if it cannot."""
     for module in causal_lm.base_model.modules():
         if type(module) is nn.Linear:
             module.__class__ = Linear
@@ -54,7 +54,7 @@ def prepare(causal_lm: Any) -> bool:
 
 
 def _take_attention(model: Any) -> bool:
-    """Set the model up for our attention; False if it cannot."""
+    """Set the model up for our attention; return False if it cannot take it."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     own = model.get_correct_attn_implementation(None)
@@ -72,7 +72,7 @@ def outputs(
     positions: torch.Tensor,
     rows: Rows,
 ) -> torch.Tensor:
-    """Return hidden states (batch, length, n_embd), or at `rows.read (batch, n)`."""
+    """Return hidden states (batch, length, n_embd); (batch, n, n_embd) at `rows.read`, if set."""
     unpadding = rows.unpadding
     h = model(
         input_ids=unpadding.unpad(tokens).unsqueeze(0),
@@ -89,12 +89,12 @@ def outputs(
 def _go_on_where_it_is_read(
     layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Return the last layer's arguments for the tokens that are read; None: unchanged."""
+    """Return the last layer's arguments for only the tokens to read; None: leave them unchanged."""
     rows = kwargs.get('rows')
     if rows is None or rows.read_last is None:
         return None
     recomputes = layer.training
-    layer.training = False  # the first of two passes is not recomputed
+    layer.training = False  # the first run needs no gradient checkpointing
     try:
         layer.forward(*args, **{**kwargs, 'rows': replace(rows, stops=True)})
     except _StoppedError as stopped:
@@ -107,7 +107,7 @@ def _go_on_where_it_is_read(
     last = replace(rows, read=rows.read_last)
 
     def read(value: Any) -> Any:
-        """Return the part of a value at the tokens that are read."""
+        """Return an argument at only the tokens to read, if it has a value for each token."""
         if isinstance(value, tuple):
             return tuple(read(part) for part in value)
         if not isinstance(value, torch.Tensor) or value.shape[:2] != (1, tokens):
@@ -133,7 +133,7 @@ def _attention(
     rows: LayerRows | None = None,
     **settings: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention of `query (1, heads, tokens, d)`: (1, tokens, heads, d)."""
+    """Return attention outputs (1, tokens, heads, d) of `query (1, heads, tokens, d)`."""
     if rows is None or attention_mask is None:
         from transformers import AttentionInterface
 
@@ -141,7 +141,7 @@ def _attention(
         return own(module, query, key, value, attention_mask, scaling=scaling, **settings)
     if settings.get('position_bias') is not None:
         raise NotImplementedError('a bias of its own for positions')
-    # Rotations give float32, also where autocast does not.
+    # Rotary embeddings return float32 even under autocast to bfloat16.
     dtype = precision.autocast_dtype(query.dtype)
     q, k, v = (each[0].transpose(0, 1).to(dtype) for each in (query, key, value))
     if rows.stops:
@@ -150,7 +150,7 @@ def _attention(
         q = rows.unpadding.pad(q).transpose(1, 2)
         attended = attend(q, *rows.all_keys_values, attention_mask, scaling).flatten(0, 1)
     else:
-        if attention_mask is not rows.bias:  # a mask of the family's own
+        if attention_mask is not rows.bias:  # the model family made its own mask
             rows = replace(rows, bias=attention_mask, is_causal=False)
         attended = rows.attend(module.layer_idx, q, k, v, scaling)
     return attended.unflatten(-1, (query.shape[1], -1)).unsqueeze(0), None

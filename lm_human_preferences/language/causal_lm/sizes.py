@@ -8,7 +8,7 @@ from torch import nn
 from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.hyperparams import option
 
-UNKNOWN_LENGTH = 2048  # where a config names no length: such models embed no positions
+UNKNOWN_LENGTH = 2048  # for a config without a length: such models embed no positions
 
 
 @dataclass
@@ -16,15 +16,15 @@ class TransformersSizes(Sizes):
     """Sizes that are saved beside a config.json."""
 
     family: str = option('', "transformers' model_type")
-    kept_numbers: int = option(0, 'numbers that a block keeps of a token for the gradient')
-    numbers: int = option(0, 'numbers that the network holds')
+    kept_numbers: int = option(0, 'values per token that a block keeps for the gradient')
+    numbers: int = option(0, 'values in all parameters of the network')
 
     def parameters(self) -> int:
         return self.numbers
 
 
 def sizes_of(causal_lm: Any, n_vocab: int) -> TransformersSizes:
-    """Return the sizes of a model, also on the device `meta`. n_vocab: tokens of its encoding."""
+    """Return the sizes of a model, even on device `meta`. n_vocab: tokens of its encoding."""
     config = causal_lm.config
     return TransformersSizes(
         family=config.model_type,
@@ -39,22 +39,22 @@ def sizes_of(causal_lm: Any, n_vocab: int) -> TransformersSizes:
 
 
 def _kept_numbers(causal_lm: Any) -> int:
-    """Estimate how many numbers a block keeps of a token for the gradient.
+    """Estimate how many values per token a block keeps for the gradient.
 
-    They are the inputs and outputs of its products with weights, and of its norms.
+    They are the inputs and outputs of its norms and of its products with weights.
     """
     config = causal_lm.config
     chosen = getattr(config, 'num_experts_per_tok', None) or 1
     numbers = 4 * config.hidden_size
     for weight in blocks_of(causal_lm)[0].parameters():
         if weight.ndim > 1:
-            times = chosen if weight.ndim > 2 else 1  # a weight for each expert
+            times = chosen if weight.ndim > 2 else 1  # it stacks the weights of all experts
             numbers += times * sum(weight.shape[-2:])
     return numbers
 
 
 def blocks_of(causal_lm: Any) -> list[nn.Module]:
-    """Return the blocks of a model: the list of as many modules as its config says."""
+    """Return a model's blocks: its first ModuleList of num_hidden_layers modules, if any."""
     count = causal_lm.config.num_hidden_layers
     for module in causal_lm.base_model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -63,13 +63,13 @@ def blocks_of(causal_lm: Any) -> list[nn.Module]:
 
 
 def longest(config: Any) -> int:
-    """Return the longest sequence that the model computes correctly."""
+    """Return the length of the longest sequence that the model computes correctly."""
     limits = ['sliding_window', 'window_size', 'attention_chunk_size', 'max_position_embeddings']
     lengths = [getattr(config, name, None) for name in limits]
     parameters: dict[str, Any] = getattr(config, 'rope_parameters', None) or {}
     by_kind_of_layer = [each for each in parameters.values() if isinstance(each, dict)]
     for rotation in [parameters, *by_kind_of_layer]:
-        if rotation.get('rope_type') == 'longrope':  # which differs by the longest row of a batch
+        if rotation.get('rope_type') == 'longrope':  # rotations depend on the longest row
             lengths.append(rotation['original_max_position_embeddings'])
     known = [length for length in lengths if isinstance(length, int) and length > 0]
     return min(known, default=UNKNOWN_LENGTH)

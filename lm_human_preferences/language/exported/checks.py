@@ -1,4 +1,4 @@
-"""Checks of an export: transformers, which loads it as its card says, has to compute the same."""
+"""Checks of an export: loaded by transformers as its card says, it must compute the same."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,11 +11,11 @@ from lm_human_preferences.errors import UserError
 QUERY, RESPONSE = 'the film was', ' good'
 LENGTH = 4  # tokens of the text that is scored
 SEED = 0
-TOLERANCE = 1e-3  # of the largest number
+TOLERANCE = 1e-3  # relative to the largest expected number
 
 
 def tokens_of(directory: str, text: Any, folder: str = '') -> list[int]:
-    """Return the token ids that AutoTokenizer gives a text, or a list of messages."""
+    """Return AutoTokenizer's token ids for a text, or for messages in its chat template."""
     from transformers import AutoTokenizer  # it takes seconds to import
 
     tokeniser = AutoTokenizer.from_pretrained(directory, subfolder=folder)
@@ -25,7 +25,7 @@ def tokens_of(directory: str, text: Any, folder: str = '') -> list[int]:
 
 
 def check_tokens(directory: str, found: Sequence[int], expected: Sequence[int]) -> None:
-    """Raise UserError where transformers makes other tokens of a text."""
+    """Raise UserError unless transformers' tokens `found` of a text are the `expected` ones."""
     if list(found) != list(expected):
         raise UserError(
             f'{directory}: transformers encodes a text as {list(found)!r:.80}, but the training'
@@ -35,8 +35,8 @@ def check_tokens(directory: str, found: Sequence[int], expected: Sequence[int]) 
 
 @torch.no_grad()
 def check_logits(directory: str, tokens: Sequence[int], expected: torch.Tensor) -> None:
-    """Raise UserError unless the language model has these logits (n_vocab,) after the tokens."""
-    from transformers import AutoModelForCausalLM  # as above
+    """Raise UserError unless the exported model has logits `expected (n_vocab,)` after `tokens`."""
+    from transformers import AutoModelForCausalLM  # it takes seconds to import
 
     model = AutoModelForCausalLM.from_pretrained(directory)
     found = model(input_ids=torch.tensor([tokens])).logits[0, -1, : len(expected)].float()
@@ -49,7 +49,7 @@ def states_of(directory: str, tokens: Sequence[int], start: int) -> torch.Tensor
 
     Shape: (blocks, 1, length - start, n_embd).
     """
-    from transformers import AutoModelForCausalLM  # as above
+    from transformers import AutoModelForCausalLM  # it takes seconds to import
 
     model = AutoModelForCausalLM.from_pretrained(directory)
     states = model(input_ids=torch.tensor([tokens]), output_hidden_states=True).hidden_states
@@ -67,7 +67,7 @@ def check_scores(
 ) -> None:
     """Raise UserError unless a classifier, or an adapter of PEFT, scores token ids as `score_of`.
 
-    constant: to be added to its scores. n_vocab: number of tokens.
+    constant: to add to the exported model's scores. n_vocab: number of tokens.
     """
     generator = torch.Generator().manual_seed(SEED)
     row = torch.randint(n_vocab, (LENGTH,), generator=generator)
@@ -76,7 +76,7 @@ def check_scores(
 
         model: Any = AutoPeftModelForSequenceClassification.from_pretrained(directory, num_labels=1)
     else:
-        from transformers import AutoModelForSequenceClassification  # as above
+        from transformers import AutoModelForSequenceClassification  # it, too
 
         model = AutoModelForSequenceClassification.from_pretrained(directory)
     found = model(input_ids=row.unsqueeze(0)).logits[0].float() + constant
@@ -84,7 +84,7 @@ def check_scores(
 
 
 def check_numbers(directory: str, found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Raise UserError unless numbers of the model in a directory are as expected."""
+    """Raise UserError unless outputs `found` of the exported model are close to `expected`."""
     difference = (found.cpu() - expected.cpu()).abs().max()
     # `not ... <=` and not `>`: NaN fails, too.
     if not difference <= TOLERANCE * expected.abs().max().clamp(min=1):

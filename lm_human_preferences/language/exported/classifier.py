@@ -10,7 +10,7 @@ from lm_human_preferences.language.causal_lm.library import empty_model
 
 
 class RewardHead(NamedTuple):
-    """Linear head weight . h + constant; weight (n_embd,) includes the gain."""
+    """Linear reward head, weight . h + constant; the gain is included in weight (n_embd,)."""
 
     weight: torch.Tensor
     constant: float
@@ -18,7 +18,7 @@ class RewardHead(NamedTuple):
     @classmethod
     @torch.no_grad()
     def folded(cls, head: Any, gain: torch.Tensor, bias: torch.Tensor) -> Self:
-        """Fold `gain` and `bias` into a ScalarHead."""
+        """Return a ScalarHead with the reward's `gain` and `bias` folded into it."""
         weight, own_bias, gain, bias = (
             each.double().cpu() for each in (head.w, head.b, gain, bias)
         )
@@ -27,7 +27,7 @@ class RewardHead(NamedTuple):
 
 @torch.no_grad()
 def classifier_of(causal_lm: Any, head: RewardHead, n_vocab: int, name: str) -> Any:
-    """Put a head on the body of `causal_lm`; UserError if transformers has no such class."""
+    """Return a classifier from `causal_lm`'s body and `head`; UserError if there is no class."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as KNOWN,
@@ -50,7 +50,7 @@ def classifier_of(causal_lm: Any, head: RewardHead, n_vocab: int, name: str) -> 
             'pad_token_id': n_vocab,
             'id2label': {0: 'reward'},
             'label2id': {'reward': 0},
-            # With it, the text-classification pipeline puts no sigmoid on the score.
+            # So that the text-classification pipeline applies no sigmoid to the score.
             'problem_type': 'regression',
         }
     )
@@ -64,17 +64,17 @@ def classifier_of(causal_lm: Any, head: RewardHead, n_vocab: int, name: str) -> 
         if value.data_ptr() == embedding.data_ptr() and value.shape == embedding.shape:
             padded = torch.zeros_like(target.get_input_embeddings().weight)
             padded[: len(value)] = value
-            state[key] = padded  # its new rows are zero
+            state[key] = padded  # the rows that were added are zero
     target.load_state_dict(state)
-    # Saved in config.json, to be added to the classifier's score.
+    # Saved in config.json: a constant that readers must add to the classifier's score.
     model.config.reward_constant = _set_head(model, head, n_vocab)
     return model
 
 
 def _set_head(model: Any, head: RewardHead, n_vocab: int) -> float:
-    """Set the head's weight w, and put its constant c into the last norm's bias: b + c w / |w|^2.
+    """Set the head's weight w; fold its constant c into the last norm's bias b: b + c w / |w|^2.
 
-    Return the constant that remains to be added: 0, or c where the last norm has no bias.
+    Return the constant still to be added to scores: 0, or c if the last norm has no bias.
     """
     model.score.weight.copy_(head.weight[None].float())
     norm = _last_norm(model, n_vocab)
@@ -86,7 +86,7 @@ def _set_head(model: Any, head: RewardHead, n_vocab: int) -> float:
 
 
 def _last_norm(model: Any, n_vocab: int) -> nn.LayerNorm | None:
-    """Return the LayerNorm with a bias that feeds the head; None where another module does."""
+    """Return the LayerNorm with a bias whose outputs the head reads; None if there is none."""
     outputs: list[tuple[Any, Any]] = []
     hooks = [
         module.register_forward_hook(lambda norm, _, output: outputs.append((norm, output)))

@@ -1,8 +1,8 @@
-"""Tokeniser of an exported reward model: transformers then encodes texts as this program does.
+"""Tokeniser for an exported reward model, so that transformers encodes texts as we do.
 
 It puts no tokens around a text, and no space before it (see language/tokenisers.py). Its padding
-token is one that no text contains, not even at its end, as transformers reads the score at the last
-token that is not padding. There is no chat template, as only policies read one.
+token occurs in no text, since transformers reads the score at the last token that is not padding.
+There is no chat template, as only policies use one.
 """
 
 import json
@@ -26,7 +26,7 @@ _NAMED = ('bos_token', 'eos_token', 'unk_token')
 
 
 def write_tokeniser(encoding: Encoding, longest: int, directory: str, *, pads: bool = True) -> None:
-    """Write a tokeniser as transformers saves it. longest: the model's context, in tokens.
+    """Write a tokeniser in transformers' format. longest: the model's context, in tokens.
 
     pads: whether to add a padding token, for which the model has a row in its embedding.
     """
@@ -58,7 +58,7 @@ def write_tokeniser(encoding: Encoding, longest: int, directory: str, *, pads: b
 
 
 def _of_own(encoding: Encoding) -> tokenizers.Tokenizer:
-    """Make a tokeniser of one of the program's own encodings; UserError for damaged files."""
+    """Return a tokeniser for one of our own encodings; UserError if files are damaged."""
     if encoding.base_path is not None:
         encoding.get_encoder()  # raises UserError for damaged files
         vocab, merges = (storage.cached_path(encoding.path(name)) for name in BYTE_PAIR_FILES)

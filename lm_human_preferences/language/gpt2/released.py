@@ -1,4 +1,4 @@
-"""OpenAI's releases of GPT-2: models by name, and tokens that experiments name."""
+"""OpenAI's releases of GPT-2: models by name, and tokens that experiments use."""
 
 from lm_human_preferences import storage
 
@@ -10,12 +10,12 @@ RELEASED = {
     '774M': dict(**_SHARED, n_embd=1280, n_head=20, n_layer=36),
     '1558M': dict(**_SHARED, n_embd=1600, n_head=25, n_layer=48),
 }
-# Their names on the hub, which may have OWNER before them.
+# {name on the hub, without OWNER: name in RELEASED}
 OTHER_NAMES = {'gpt2': '124M', 'gpt2-medium': '355M', 'gpt2-large': '774M', 'gpt2-xl': '1558M'}
-# Their first names, before their parameters were counted again.
+# {OpenAI's first name, from a wrong count of parameters: name in RELEASED}
 FIRST_NAMES = {'117M': '124M', '345M': '355M'}
 OWNER = 'openai-community/'
-# The tokens at which experiments end a response, and their texts.
+# {token at which experiments end a response: its text}
 TEXTS_OF_TOKENS = {13: '.', 198: '\n'}
 
 
@@ -34,5 +34,5 @@ def directory_of(released: str) -> str:
 
 
 def is_directory(directory: str | None) -> bool:
-    """Return whether a directory is that of a released model."""
+    """Return whether this is the directory of a released model."""
     return directory in [*map(directory_of, RELEASED)]

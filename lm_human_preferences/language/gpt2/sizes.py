@@ -1,4 +1,4 @@
-"""Sizes of a GPT-2, from a file in its directory."""
+"""Sizes of a GPT-2 model, from a file in its directory."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.hyperparams import note_unknown, option
 
-# (name in config.json of transformers, default) of each size.
+# {size: (its name in transformers' config.json, default)}
 HUGGING_FACE_SIZES = dict(
     n_vocab=('vocab_size', 50257),
     n_ctx=('n_positions', 1024),
@@ -16,7 +16,7 @@ HUGGING_FACE_SIZES = dict(
     n_head=('n_head', 12),
     n_layer=('n_layer', 12),
 )
-# Other names of these settings in transformers
+# Other names of these sizes in transformers
 _OTHER_NAMES = {
     *'hidden_size num_attention_heads num_hidden_layers max_position_embeddings'.split()
 }
@@ -25,7 +25,7 @@ TANH_GELUS = ('gelu_new', 'gelu_pytorch_tanh')  # two names of the same function
 
 @dataclass
 class HParams(Sizes):
-    """Sizes in a model's directory; dropout rates are read and written, not used."""
+    """Sizes in a model's directory; dropout rates are read and written, but not used."""
 
     embd_pdrop: float = option(0.1, 'dropout of the embeddings')
     attn_pdrop: float = option(0.1, 'dropout of the attention')
@@ -41,7 +41,7 @@ class HParams(Sizes):
         return self.n_layer * of_a_block + (self.n_vocab + self.n_ctx + 2) * self.n_embd
 
     def validate(self) -> None:
-        """Check also that the heads share the width equally."""
+        """Check also that the width is a multiple of the number of heads."""
         super().validate()
         if any(isinstance(value, bool) for value in vars(self).values()):
             raise TypeError('sizes must be numbers, not true or false')
@@ -65,7 +65,7 @@ def is_own(config: Any, n_vocab: int) -> bool:
         return False
     width = config.get('n_embd', 768)
     if not isinstance(width, int):
-        return True  # and load_config says that it is not a size
+        return True  # load_config then reports the invalid size
     name_of_vocabulary, tokens = HUGGING_FACE_SIZES['n_vocab']
     return (
         config.get(name_of_vocabulary, tokens) == n_vocab
@@ -81,14 +81,14 @@ def is_own(config: Any, n_vocab: int) -> bool:
 
 
 def load_config(path: str) -> HParams:
-    """Read the sizes in a config.json that `is_own`."""
+    """Read the sizes in a config.json that `is_own` accepts."""
     config = storage.read_json(path)
     sizes = {name: config.get(key, default) for name, (key, default) in HUGGING_FACE_SIZES.items()}
     return _checked(sizes, path)
 
 
 def _checked(sizes: Any, path: str) -> HParams:
-    """Return the sizes from the file at `path`; UserError if they are none."""
+    """Return the sizes that were read from `path`, as HParams; UserError if they are invalid."""
     found = HParams()
     try:
         found.override_from_nested_dict(sizes, keep_unknown=True)

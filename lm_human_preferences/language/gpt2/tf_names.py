@@ -21,7 +21,7 @@ _OPTIMIZERS = {
     'ppo/optimizer_steps': 'ppo_opt',
     'train_reward/optimizer_steps': 'train_reward/minibatch/opt',
 }
-# The original's projections are convolutions of width 1, a dimension that their weights begin with.
+# The original's projections are convolutions of width 1: their weights begin with a dimension of 1.
 _PROJECTION = re.compile(r'\.(c_attn|c_proj|c_fc)\.weight(/mean|/square)?$')
 
 
@@ -29,7 +29,7 @@ class TensorFlowNames:
     """VariableNames of the original: its names and shapes."""
 
     def name_of(self, name: str) -> str:
-        """'policy/transformer.h.0.attn.c_attn.weight' -> 'policy/model/h0/attn/c_attn/w'."""
+        """Map 'policy/transformer.h.0.attn.c_attn.weight' to 'policy/model/h0/attn/c_attn/w'."""
         if name in _COUNTS:
             return _COUNTS[name]
         for own, slot in _MOMENTS.items():
@@ -39,7 +39,7 @@ class TensorFlowNames:
         return scope + slash + _parameter_name(parameter)
 
     def variables(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return views in the original's shapes, by its names; counts become powers of beta."""
+        """Return {original's name: view in its shape}; optimizer steps become powers of beta."""
         variables = {}
         for name, tensor in tensors.items():
             if name in _OPTIMIZERS:
@@ -50,13 +50,13 @@ class TensorFlowNames:
             value = tensor.detach()
             variables[self.name_of(name)] = value[None] if _PROJECTION.search(name) else value
         if 'train_reward/step' in tensors:
-            # The original's training of a reward model had one as well, and never advanced it.
+            # The original's reward training saves a global_step as well, which stays 0.
             variables['global_step'] = torch.tensor(0)
         return variables
 
 
 def _parameter_name(name: str) -> str:
-    """'transformer.h.0.ln_1.bias' -> 'model/h0/ln_1/b'."""
+    """Map 'transformer.h.0.ln_1.bias' to 'model/h0/ln_1/b'."""
     if name in _REWARD_NORM:
         return _REWARD_NORM[name]
     path = re.sub(r'^h\.', 'h', name.removeprefix('transformer.'))
