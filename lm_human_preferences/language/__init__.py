@@ -1,1 +1,1 @@
-"""Language model: encodings, networks, released and saved models, sampling; no rewards."""
+"""Language models: encodings, networks, released and saved models, and sampling; no rewards."""

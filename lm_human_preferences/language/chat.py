@@ -39,7 +39,7 @@ class Contexts(ABC):
         """Return the tokens of the context of an unpadded query; UserError if none can be made."""
 
     def problem(self, whole: Sequence[int], query: Sequence[int]) -> str | None:
-        """Return TOO_LONG or REFUSED for a query without context. whole: its text before cuts."""
+        """Return TOO_LONG or REFUSED for a query without context. whole: its tokens uncut."""
         try:
             context = self.context(tuple(query))
         except UserError:
@@ -127,7 +127,7 @@ class ChatTemplate(Contexts):
         return self._tokens(rendered)
 
     def ends(self) -> frozenset[int]:
-        """Return {the first added token that the template writes after an answer}, or no token."""
+        """Return {first added token that the template writes after an answer}, or an empty set."""
         answer = 'lm-human-preferences'  # marks where the answer is in the rendered text
         dialogue = [
             {'role': messages.USER, 'content': 'a'},

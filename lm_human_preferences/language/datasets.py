@@ -113,7 +113,7 @@ class Dataset:
         repeat_count: int | None = None,
         skip: tuple[int, int] = (0, 0),
     ) -> Iterator[list[int]]:
-        """Yield queries, lists of `rules.length` token ids padded on the right (tf_dataset before).
+        """Yield queries, lists of `rules.length` ids padded on the right (originally tf_dataset).
 
         All `repeat_count` epochs (None: endless, until an epoch has no query) have the same order.
         Rank r of n takes every n-th query, beginning with query r. skip: numbers of texts of the
@@ -144,7 +144,7 @@ class Dataset:
             first = 0
 
     def usage(self, rules: QueryRules) -> tuple[collections.Counter[str], bool]:
-        """Return counts of texts in a split's first COUNTED_CHARACTERS, and whether these are all.
+        """Return counts of a split's texts, up to COUNTED_CHARACTERS, and whether no text is left.
 
         The counts are all `texts`, those `used`, those cut or left out by reason, and those that
         spell special tokens (`special`).
@@ -161,7 +161,7 @@ class Dataset:
         return usage, True
 
     def _texts(self, rules: QueryRules) -> Iterator[str] | Iterator[str | list[int]]:
-        """Return the texts of a split; the query of a text decides its split in a user's file.
+        """Return the texts of a split; in a user's file, a text's query decides its split.
 
         A text that is not cut stands for its query, even if its tokens decode to another text.
         """
@@ -187,7 +187,7 @@ def _label_query(tokens: list[int], encoder: Encoder) -> list[int]:
 
 
 def get_dataset(name: str, labels: str | None = None) -> Dataset:
-    """Return a data set by its name or file. labels: their queries replace lost texts."""
+    """Return a data set by its name or file. labels: source of queries if it is lost."""
     info = registry.info(name)
     generator = info.load().generator
     if name in registry.DATASETS:

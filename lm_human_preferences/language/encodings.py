@@ -101,7 +101,7 @@ class BytePairEncoder(Encoder):
 
 
 class LetterEncoder(Encoder):
-    """Letters a to z, and a token for the full stop and all other characters."""
+    """Encoder of letters: a to z, and one token for the full stop and all other characters."""
 
     eot_token = None
     padding_token = len(LETTERS)
@@ -116,7 +116,7 @@ class LetterEncoder(Encoder):
 
 
 class WordEncoder(Encoder):
-    """Words of the film reviews, separated by white space."""
+    """Encoder of the words of film reviews, separated by white space."""
 
     eot_token = None
     padding_token = len(REVIEW_WORDS)

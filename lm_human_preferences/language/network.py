@@ -48,7 +48,7 @@ class Linear(nn.Linear):
 
 
 class Network(nn.Module, ABC):
-    """A language model whose outputs at padding repeat those of the last real token before it.
+    """Language model; at padding, its outputs are copied from the last real token before.
 
     Parameters are uninitialised until `initialize` is called or all are loaded.
     gradient_checkpointing: whether a backward pass recomputes each block from its inputs.
@@ -70,7 +70,7 @@ class Network(nn.Module, ABC):
 
     def add_heads(self, names: Iterable[str]) -> None:
         """Add scalar heads by name: 'value' (zero at first) or 'reward' (random at first)."""
-        # Some families project the last block's output to another width for the output layer.
+        # Some model families project the last block's output to another width for the output layer.
         width = self.output_layer()[0].shape[1]
         self.heads = nn.ModuleDict({name: ScalarHead(width) for name in names})
 
@@ -135,7 +135,7 @@ class Network(nn.Module, ABC):
 
         mask: bool (batch, past + length), False at padding; None: no padding. cache: keys and
         values of the `past` earlier tokens (extended in place), or None. output_positions: int64
-        (n,), the columns of `tokens` to return outputs of, (batch, n, n_embd); None: all.
+        (n,), the columns of `tokens` whose outputs, (batch, n, n_embd), to return; None: all.
 
         If tokens and mask are in host memory, nothing waits for the network's device.
         """
@@ -251,7 +251,7 @@ class Network(nn.Module, ABC):
         temperature = max(temperature, MIN_TEMPERATURE)
         h = self.scaled(h) / temperature
         if bias is not None:
-            # The product then adds the bias: one more column of the weight.
+            # The product adds the bias, too, as one more column of the weight.
             h = torch.cat([h, torch.full_like(h[..., :1], 1 / temperature)], dim=-1)
             weight = torch.cat([weight, bias.unsqueeze(1)], dim=1)
         return vocabulary.logprobs_and_entropies(

@@ -8,7 +8,7 @@ import torch
 from lm_human_preferences.language.decoding import Decoding
 from lm_human_preferences.utils.core import MIN_TEMPERATURE, sample_from_probs
 
-LEAVING = 0.2  # fraction of ended rows from which they are removed, as that copies the cache
+LEAVING = 0.2  # fraction of ended rows at which they are removed; removal copies the cache
 # {device: tokens between two checks for ended rows}; a check waits for a GPU.
 LOOK_EVERY = {'cpu': 1, 'cuda': 8}
 
@@ -53,13 +53,13 @@ class Sampling:
             logits = logits / max(self.temperature, MIN_TEMPERATURE)
         probs = logits.softmax(-1)
         tokens, sums = sample_from_probs(probs, self.uniform[number, self.kept])
-        # A softmax sums to 1 only within 2e-5; the factor is the same for all tokens.
+        # Divided by the sum, as a softmax sums to 1 only within 2e-5.
         chosen = probs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) / sums
         for name, values in {'tokens': tokens, 'probs': chosen, **outputs}.items():
             self.tables[name][number, self.kept] = values
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Keep only these of the rows not yet removed (indices among them)."""
+        """Remove all rows but `rows`, which are indices among the rows not yet removed."""
         self.kept = rows if isinstance(self.kept, slice) else self.kept[rows]
         self.rows.keep(rows)
 
@@ -81,7 +81,7 @@ def sample_sequence(
     is_end: function of the tokens sampled at a position (batch,) and this position that returns
         which rows end there: bool (batch,). Ended rows are removed by `rows.keep`.
     Returns {name: (batch, length)}: 'tokens', padded after the end of a row, 'logprobs' at the
-    temperature, and the further outputs from which each token was drawn; 0 after the end.
+    temperature, and the further outputs computed with a token's logits; 0 after the end.
     """
     sampling = Sampling(rows, outputs, length, temperature)
     tokens = sampling.tables['tokens']

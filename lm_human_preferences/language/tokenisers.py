@@ -236,7 +236,7 @@ def read(directory: str) -> TokeniserEncoding:
 
 
 def encoding_of_adapter(directory: str, of_base: Encoding) -> Encoding:
-    """Return the encoding of an adapter's own tokeniser; without one, that of its base."""
+    """Return the encoding of an adapter's own tokeniser, or else `of_base`, its base's encoding."""
     beside = _tokeniser_in(directory)
     if TOKENISER not in beside:
         return of_base

@@ -121,8 +121,8 @@ class TrainedModel:
 
     name: a released model (124M or gpt2, ...), a directory or URL, a model of the hub (ORG/NAME,
         ORG/NAME@REVISION or hf://...), or 'test' for the tiny random model.
-    savedir: directory of the model, by default found by `name`; on the hub, hf:// with the commit.
-    scope: name of the network in a training's checkpoint, such as 'policy'; None: any known.
+    savedir: the model's directory (default: found from `name`); on the hub, hf:// with a commit.
+    scope: name of the network in a training's checkpoint, such as 'policy'; None: look for one.
     """
 
     def __init__(self, name: str, savedir: str | None = None, scope: str | None = None) -> None:
@@ -223,7 +223,7 @@ class TrainedModel:
         return self.as_transformers(self.build(scope='model'))
 
     def for_peft(self) -> PreTrainedModel:
-        """Load it as above, but set `tie_word_embeddings` as in its config.json.
+        """Load this model as above, but set `tie_word_embeddings` as in its config.json.
 
         If True, PEFT uses the embedding rows that an adapter trains in the output layer, too.
         """
@@ -292,7 +292,7 @@ class TrainedModel:
         for model in (self, self._adapted):
             if model is not None and model.savedir is not None:
                 storage.cached_directory(model.savedir)
-        # Found anew: only local weights show whether the output layer is tied to the embedding.
+        # Determined anew, as only local weights show whether the output layer is tied.
         vars(self).pop('architecture', None)
 
     def has_weights_here(self) -> bool:

@@ -251,5 +251,5 @@ def _fetch_bundle(folder: str, name: str) -> Bundle:
         shards = Bundle(prefix).shard_names()
         storage.cached_paths([storage.join(folder, shard) for shard in shards])
     else:
-        checkpoints.restore_state(prefix)  # notices more damage than opening does
+        checkpoints.restore_state(prefix)  # this finds more kinds of damage than opening does
     return Bundle(prefix)

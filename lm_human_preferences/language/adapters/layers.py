@@ -102,7 +102,7 @@ def names_in_full(network: Network, options: LoraHParams | None) -> set[str]:
     if options is None or options.full is None:
         return set()
     modules = [each for name, each in network.named_modules() if _matches(name, options.full)]
-    # By identity, as a tied embedding is a parameter of two modules.
+    # Compared by identity, as a tied embedding is a parameter of two modules.
     chosen = {id(parameter) for module in modules for parameter in module.parameters()}
     if not chosen:
         raise OptionError(options.option_name('full'), f'{options.full} matches no module')

@@ -30,7 +30,7 @@ from lm_human_preferences.training import model_sizes
 
 CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
 PREFIX = 'base_model.model.'  # prefix of tensors' names
-ROWS = 'token_adapter.trainable_tokens_delta'  # tensors of rows of an embedding
+ROWS = 'token_adapter.trainable_tokens_delta'  # in names of tensors with embedding rows
 _TABLE = re.compile(
     rf'((?P<output>{OUTPUT_LAYER.pattern})|{EMBEDDING_LAYER.pattern})'
     r'\.((base_layer\.)?(?P<whole>weight)$)?'
@@ -84,10 +84,10 @@ def merged(directory: str, model: Any) -> Any:
     folder = os.path.dirname(storage.cached_path(path))
     check_patterns(directory, [name for name, _ in model.named_modules()])
     changes = changes_of(directory)
-    import peft  # takes seconds
+    import peft  # takes seconds to import
 
     with explained(path, ': PEFT cannot merge it'):
-        warnings.simplefilter('ignore')  # what PEFT warns of is checked below
+        warnings.simplefilter('ignore')  # we check below for what PEFT warns of
         if 'vocab_size' in changes:
             model.resize_token_embeddings(changes['vocab_size'], mean_resizing=False)
         adapted = peft.PeftModel.from_pretrained(model, folder).eval()
@@ -202,13 +202,13 @@ def read_config(directory: str) -> dict[str, Any]:
         raise UserError(f'{path} is damaged: it does not describe adapters')
     if config['peft_type'] in _OF_PROMPTS:
         raise UserError(f'{path}: adapters of the kind {config["peft_type"]} cannot be merged')
-    if config.get('megatron_config'):  # names a module that PEFT would import
+    if config.get('megatron_config'):  # it names code that PEFT would run
         raise UserError(f'{path}: adapters with megatron_config are not supported')
     return config
 
 
 def base_of(directory: str) -> str:
-    """Return the name of an adapter's base model, with @REVISION if it is a revision on the hub."""
+    """Return the name of an adapter's base model, with @REVISION if its config names one."""
     config = read_config(directory)
     name, revision = config.get('base_model_name_or_path'), config.get('revision')
     if not isinstance(name, str) or not name:

@@ -37,7 +37,7 @@ class Record:
 
 
 def without_number(scope: str) -> str:
-    """Return the scope that all reward models of an ensemble share."""
+    """Return a network's scope without its number in an ensemble of reward models."""
     return re.sub(r'_\d+$', '', scope)
 
 

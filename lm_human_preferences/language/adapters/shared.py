@@ -23,7 +23,7 @@ from lm_human_preferences.training import model_sizes
 from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.core import digest_of
 
-Adapters = dict[str, LoraHParams]  # LoRA options of each trainable network, by scope
+Adapters = dict[str, LoraHParams]  # {scope of a trainable network: its LoRA options}
 
 
 class SharedBase(TrainedModel):
@@ -92,7 +92,7 @@ class SharedBase(TrainedModel):
         record.Record(base, self.digest, is_transposed, self.adapters).write(directory)
 
     def check_record(self, directory: str) -> None:
-        """Raise UserError if the adapters of a model in `directory` are for another base."""
+        """Raise UserError if the model in `directory` has adapters for another base."""
         recorded = record.read(directory)
         if recorded is not None and recorded.digest != self.digest:
             raise UserError(
@@ -112,7 +112,7 @@ class SharedBase(TrainedModel):
     def reduce(self) -> None:
         """Convert the base's linear layers to bfloat16."""
         layers.reduce(self._base)
-        process.release_freed_memory()  # half of the weights' bytes
+        process.release_freed_memory()  # bfloat16 needs half of the memory
 
 
 class Bases:

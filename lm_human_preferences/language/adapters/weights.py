@@ -40,7 +40,7 @@ class AdaptedWeights(Weights):
         return self._own.name_of(name)
 
     def scopes(self) -> list[str]:
-        """Return the sorted scopes of all networks, which have an own embedding or scalar head."""
+        """Return the sorted scopes of all networks that have their own embedding or a head."""
         heads = [f'{HEADS}{kind}.w' for kind in ('value', 'reward')]
         of_heads = [scope for head in heads for scope in self._own.scopes_with(head)]
         return sorted({*self._own.scopes(), *of_heads})
@@ -70,7 +70,7 @@ class AdaptedWeights(Weights):
 
 
 def merged(own: CheckpointWeights, directory: str, open_model: Callable[[str], Any]) -> Weights:
-    """Return a model's `own` weights, or if these are adapters, their base with them merged."""
+    """Return a model's `own` weights; if they are adapters, merge them into their base."""
     of_base = record.read(directory)
     if of_base is None:
         return own

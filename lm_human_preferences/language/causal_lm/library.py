@@ -24,10 +24,10 @@ from lm_human_preferences.language.weights import (
 )
 
 MOST_LAYERS = 1000  # a config.json with more is refused
-_NUMBER_OF_LAYERS = re.compile('(layers?|blocks?)$')  # keys of a config.json
-# Keys ignored in a config.json, as this program decides dtype and attention, and runs no code.
+_NUMBER_OF_LAYERS = re.compile('(layers?|blocks?)$')  # the ends of such keys in a config.json
+# Keys ignored in a config.json: this program sets dtype and attention, and runs no foreign code.
 _OURS_TO_SAY = ('auto_map', '_attn_implementation', 'attn_implementation', 'torch_dtype', 'dtype')
-# Switching initialisation off, and restoring the generator, affects all threads.
+# For one thread at a time: no_init_weights and a restored random generator affect all threads.
 _one_at_a_time = threading.RLock()
 
 
@@ -47,7 +47,7 @@ def explained(
     transformers.utils.logging.disable_progress_bar()
     try:
         with _one_at_a_time, torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            # The sizes of such a model are refused later, with an error.
+            # No warning is needed: the sizes of such a model are refused later.
             warnings.filterwarnings('ignore', 'Initializing zero-element tensors')
             yield
     except UserError:
@@ -156,7 +156,7 @@ class PretrainedWeights(LibraryWeights):
 
     @functools.cached_property
     def model(self) -> Any:
-        """Load the model of transformers in float32; UserError unless all weights fit."""
+        """Load transformers' model in float32; UserError unless all weights fit."""
         import transformers
 
         with explained(self.path):

@@ -62,7 +62,7 @@ class TransformersNetwork(Network):
         self._layers = _checkpointed_layers(causal_lm)
         # Whether the model computes by rows (see rows.py); None: not tried yet, without values.
         self.takes_rows: bool | None = None if fast_pass.prepare(causal_lm) else False
-        # Whether the last layer, by rows, can leave out the tokens whose outputs are not read.
+        # Whether the last layer may then leave out the tokens whose outputs are not read.
         self.leaves_out_unread = True
         constants = [name for name, each in self.named_parameters() if not each.requires_grad]
         self.constants = frozenset(constants)
@@ -73,7 +73,7 @@ class TransformersNetwork(Network):
         return self
 
     def outputs(self, tokens: torch.Tensor, positions: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Compute outputs: see Network. By rows, the last layer computes only `rows.read`."""
+        """Return outputs: see Network. By rows, the last layer may leave out unread tokens."""
         takes_rows = self._computes_by_rows()
         recomputes = self.gradient_checkpointing and torch.is_grad_enabled()
         for layer in self._layers:
@@ -131,8 +131,8 @@ class TransformersNetwork(Network):
     def takes_row_of(self, columns: int) -> bool:
         """Return whether completions may share a row: see Network.
 
-        By rows, we use our attention, which depends on positions. In families like GPT-Neo, their
-        own attention is limited to a number of columns.
+        By rows, we use our attention, which depends on positions. The model's own attention may be
+        limited to a number of columns, as in GPT-Neo.
         """
         return columns <= self.sizes.n_ctx or self._computes_by_rows()
 

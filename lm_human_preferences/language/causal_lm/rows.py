@@ -35,7 +35,7 @@ class LayerRows(Rows):
 
 
 class _StoppedError(Exception):
-    """Stop of the last layer at its attention, with the keys and values of all tokens."""
+    """Exception that stops a layer at its attention, with the keys and values of all tokens."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()

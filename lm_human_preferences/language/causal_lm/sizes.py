@@ -13,11 +13,11 @@ UNKNOWN_LENGTH = 2048  # for a config without a length: such models embed no pos
 
 @dataclass
 class TransformersSizes(Sizes):
-    """Sizes that are saved beside a config.json."""
+    """Sizes of a transformers model, saved beside its config.json."""
 
     family: str = option('', "transformers' model_type")
-    kept_numbers: int = option(0, 'values per token that a block keeps for the gradient')
-    numbers: int = option(0, 'values in all parameters of the network')
+    kept_numbers: int = option(0, 'number of values per token that a block keeps for the gradient')
+    numbers: int = option(0, 'number of values in all parameters')
 
     def parameters(self) -> int:
         return self.numbers

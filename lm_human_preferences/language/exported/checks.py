@@ -76,7 +76,7 @@ def check_scores(
 
         model: Any = AutoPeftModelForSequenceClassification.from_pretrained(directory, num_labels=1)
     else:
-        from transformers import AutoModelForSequenceClassification  # it, too
+        from transformers import AutoModelForSequenceClassification  # takes seconds, too
 
         model = AutoModelForSequenceClassification.from_pretrained(directory)
     found = model(input_ids=row.unsqueeze(0)).logits[0].float() + constant

@@ -18,7 +18,7 @@ class RewardHead(NamedTuple):
     @classmethod
     @torch.no_grad()
     def folded(cls, head: Any, gain: torch.Tensor, bias: torch.Tensor) -> Self:
-        """Return a ScalarHead with the reward's `gain` and `bias` folded into it."""
+        """Return the ScalarHead `head` with the reward's `gain` and `bias` folded in."""
         weight, own_bias, gain, bias = (
             each.double().cpu() for each in (head.w, head.b, gain, bias)
         )
@@ -27,7 +27,7 @@ class RewardHead(NamedTuple):
 
 @torch.no_grad()
 def classifier_of(causal_lm: Any, head: RewardHead, n_vocab: int, name: str) -> Any:
-    """Return a classifier from `causal_lm`'s body and `head`; UserError if there is no class."""
+    """Return a classifier of `causal_lm`'s body and `head`; UserError if transformers has none."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as KNOWN,

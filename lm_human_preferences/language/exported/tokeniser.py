@@ -53,7 +53,7 @@ def write_tokeniser(encoding: Encoding, longest: int, directory: str, *, pads: b
         padding_side='right',
         model_max_length=longest,
         clean_up_tokenization_spaces=False,
-        split_special_tokens=True,  # what looks like a special token is text
+        split_special_tokens=True,  # text that spells a special token stays text
     ).save_pretrained(directory)
 
 

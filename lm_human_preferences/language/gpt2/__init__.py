@@ -1,1 +1,1 @@
-"""GPT-2: its parameters, its releases, and TensorFlow's names."""
+"""GPT-2: its sizes, its releases, and its names in TensorFlow checkpoints."""

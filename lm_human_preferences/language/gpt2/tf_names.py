@@ -26,7 +26,7 @@ _PROJECTION = re.compile(r'\.(c_attn|c_proj|c_fc)\.weight(/mean|/square)?$')
 
 
 class TensorFlowNames:
-    """VariableNames of the original: its names and shapes."""
+    """VariableNames that convert our names and shapes to the original's."""
 
     def name_of(self, name: str) -> str:
         """Map 'policy/transformer.h.0.attn.c_attn.weight' to 'policy/model/h0/attn/c_attn/w'."""
