@@ -288,7 +288,7 @@ class Rows:
         tokens = self.unpadding.tokens_before((rows * length + self.read).flatten())
         if self.unpadding.indices is None:
             return tokens
-        return tokens.clamp_(max=len(self.unpadding.indices) - 1)  # where only padding follows
+        return tokens.clamp_(max=len(self.unpadding.indices) - 1)  # if only padding follows
 
 
 def last_present(mask: torch.Tensor) -> torch.Tensor:

@@ -32,8 +32,9 @@ class QueryRules:
     """Rules that make queries of at most `length` tokens from the texts in a split of a data set.
 
     A query begins after the text's first start token and ends with the last end token within
-    `length`. A text is left out if one of these tokens is missing, if `contexts` has no context for
-    its query, or if the query is empty and not `allow_empty`. Dialogues of chats are never cut.
+    `length`, if these are set. A text is left out if it lacks one of them, if `contexts` has no
+    context for its query, or if the query is empty and not `allow_empty`. With a chat template,
+    dialogues are never cut.
     """
 
     length: int

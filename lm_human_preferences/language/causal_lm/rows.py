@@ -6,7 +6,7 @@ the batch. The last layer needs the keys and values of all tokens, but outputs o
 So it runs twice: up to its attention for all tokens, then as a whole for the tokens to read. If it
 ran once for all tokens, a PPO pass would take 4 % longer (a Llama of 12 layers, on a CPU).
 
-Models without this interface, or with other outputs by it, keep transformers' own forward pass.
+Models without this interface, or whose outputs differ with it, keep their own forward pass.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from lm_human_preferences.language.network import Linear
 from lm_human_preferences.training import precision
 
 OUR_ATTENTION = 'lm_human_preferences'
-OWN_ATTENTION = 'sdpa'  # models with this can take ours, as both have no soft caps or sinks
+OWN_ATTENTION = 'sdpa'  # models with this can take ours: neither has soft caps or sinks
 
 
 @dataclass(frozen=True)

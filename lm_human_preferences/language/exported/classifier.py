@@ -18,7 +18,7 @@ class RewardHead(NamedTuple):
     @classmethod
     @torch.no_grad()
     def folded(cls, head: Any, gain: torch.Tensor, bias: torch.Tensor) -> Self:
-        """Return the ScalarHead `head` with the reward's `gain` and `bias` folded in."""
+        """Return a ScalarHead as a RewardHead, with the reward's `gain` and `bias` folded in."""
         weight, own_bias, gain, bias = (
             each.double().cpu() for each in (head.w, head.b, gain, bias)
         )
