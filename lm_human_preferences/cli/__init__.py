@@ -1,1 +1,1 @@
-"""Command line: options from the classes of hparams/, and the start of a job, without torch."""
+"""Command line: parses the options that hparams/ declares and starts jobs, which import torch."""

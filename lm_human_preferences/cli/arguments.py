@@ -38,10 +38,10 @@ def read_words(
     rest: str | None = None,
     example: str = '',
 ) -> Given:
-    """Return {name: text, or texts if repeatable} of a command's words; or UserError.
+    """Parse a command's words to {name: text, or tuple of texts if repeatable}; or UserError.
 
-    arguments: {name: name shown} of what has to be given, by position or as `--name`. positionals:
-    options that may follow by position. rest: the argument that takes all words that are left.
+    arguments: {name: name in messages} of required arguments, given by position or as `--name`.
+    positionals: options that may follow by position. rest: argument that takes all further words.
     """
     given: Given = {}
     by_position: list[str] = []
@@ -86,7 +86,7 @@ def _assign_by_position(
     positionals: Sequence[str],
     rest: str | None,
 ) -> list[str]:
-    """Add words without an option to `given`; return those that are too many."""
+    """Add the words `by_position` to `given` under their names; return those that are too many."""
     keys = [key for key in (*arguments, *positionals) if key not in given]
     if rest in keys:
         place = keys.index(rest)
@@ -114,7 +114,7 @@ def _converts(key: str, field: Field, word: str) -> bool:
 def _known(
     name: str, fields: Fields, arguments: Mapping[str, str], may_negate: bool
 ) -> tuple[str, bool]:
-    """Return the option of that `name`, and whether a `no` before it switches it off."""
+    """Return (option or argument called `name`, False), or (switch, True) for 'no' + its name."""
     key = name.replace('-', '_')
     if key in fields or key in arguments:
         return key, False
@@ -130,7 +130,7 @@ def _is_flag(field: Field) -> bool:
 
 
 def _next_value(key: str, field: Field | None, words: list[str]) -> str:
-    """Take the option's value from `words` after it; UserError if a number is missing."""
+    """Pop the option's value from `words`; if it is left out, return 'True' or raise UserError."""
     flag = field is not None and _is_flag(field)
     if (
         words
@@ -146,14 +146,14 @@ def _next_value(key: str, field: Field | None, words: list[str]) -> str:
 
 
 def convert(key: str, field: Field, text: str | tuple[str, ...]) -> Any:
-    """Return the value of option `key` given as `text`, or as a tuple of texts; or UserError."""
-    # Of the options of the original, a bool cannot be on or off.
+    """Convert the `text`, or tuple of texts, given for option `key` to its type; or UserError."""
+    # Only options that this port added accept on and off for a bool.
     if field.metadata.get('ours') and bool in members(field.type) and isinstance(text, str):
         text = {'on': 'true', 'off': 'false'}.get(text, text)
     try:
         value = _read(field.type, text) if isinstance(text, str) else text
         if isinstance(value, str | tuple):
-            ''.join(value).encode()  # UnicodeEncodeError, a ValueError, for what is not text
+            ''.join(value).encode()  # UnicodeEncodeError, a ValueError, if it is not UTF-8
     except (ValueError, OverflowError):
         raise UserError(f'--{key} must be {describe(field.type)}, got {text!r}') from None
     return expanded(value) if field.metadata.get('path') else value
@@ -162,7 +162,7 @@ def convert(key: str, field: Field, text: str | tuple[str, ...]) -> Any:
 def expanded(path: str | tuple[str, ...] | None) -> Any:
     """Expand `~` in one or several typed paths, as in `--save_dir=~/runs`.
 
-    Shells expand it at the beginning of a word only.
+    Shells expand `~` only at the beginning of a word.
     """
     if isinstance(path, tuple):
         return tuple(map(os.path.expanduser, path))
@@ -193,7 +193,7 @@ def _read(ty: Any, text: str) -> Any:
 
 
 def _unquote(text: str) -> str:
-    """Return `text` without the quotes that kept 'off' or '5' a string in the original."""
+    """Strip the quotes by which users of the original kept 'off' or '5' a string."""
     literal = _literal(text) if text[:1] in ('"', "'") else None
     return literal if isinstance(literal, str) else text
 

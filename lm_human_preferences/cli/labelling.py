@@ -16,10 +16,10 @@ from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial
 
 Experiments = Mapping[str, Sequence[Trial]]
-# Label types of questions to people about samples: a choice from four takes little longer than from
-# two, and tells more.
+# {experiment: default label type of `ask`}. People choose the best of four samples nearly as fast
+# as the better of two, and the label says more.
 ASKED = {'chat': 'best_of_4'}
-OF_LABELS = 'QUERIES.jsonl'  # in place of a data set: labels bring their own queries
+OF_LABELS = 'QUERIES.jsonl'  # name in place of a data set: labels contain queries
 LABEL_FIELDS = {
     key: field
     for key, field in user_settings.settable(reward_options.HParams).items()
@@ -51,8 +51,8 @@ HELP: dict[str, dict[str, Any]] = {  # {command: texts of its help page}
     },
     'score': {
         'example': './launch.py score /tmp/save/train_reward/my-reward texts.jsonl',
-        'help': 'Score texts with the reward model of RUN. FILE has a query, and a response or'
-        ' several, in each line; a JSON object with their scores is printed for each. - reads'
+        'help': 'Score texts with the reward model of RUN. Each line of FILE has a query and one'
+        ' or more responses; for each line, a JSON object with their scores is printed. FILE - is'
         ' standard input.',
     },
 }
@@ -61,9 +61,9 @@ HELP: dict[str, dict[str, Any]] = {  # {command: texts of its help page}
 def label_commands(
     reward_experiments: Experiments, settings: Callable[[], differences.Experiments]
 ) -> list[Command]:
-    """Return the commands; reward_experiments of train_reward decide task and label type.
+    """Return the commands. reward_experiments: train_reward's, which set task and label type.
 
-    settings: returns the settings of all experiments, to name the command that trains next.
+    settings: function that returns all experiments' settings, to suggest the next training command.
     """
     options = labelling_options
     of_experiment = functools.partial(_experiment_command, reward_experiments, settings)
@@ -84,7 +84,7 @@ def label_commands(
 
 
 def _asked_type(experiment: str, options: Any, folder: str) -> dict[str, str]:
-    """Return the label type of an existing folder, for users who name none; or the default."""
+    """Return {'labels.type': type} of an existing folder, or the default of `ask`; else {}."""
     from lm_human_preferences.labels.folder import is_folder
     from lm_human_preferences.labels.task_file import read_task
 
@@ -105,13 +105,13 @@ def _experiment_command(
 ) -> Command:
     """Return the command `name EXPERIMENT ARGUMENT ...`, which starts `job`.
 
-    Its options are those of `hparam_class` and of the labels of an experiment.
+    Its options are the fields of `hparam_class` and LABEL_FIELDS.
     """
 
     fields = user_settings.settable(hparam_class)
 
     def start(settings: dict[str, Any], exp: str, *values: str) -> None:
-        """Start the job. settings: given options by name. values: of `arguments`."""
+        """Start the job. settings: {option: value}, as given. values: one for each argument."""
         binds = user_settings.bindings(reward_experiments, exp, name)
         options: Any = hparam_class()
         own = {key: settings.pop(key) for key in fields.keys() & settings.keys()}

@@ -1,4 +1,4 @@
-"""From a command line to a job (the original's utils/launch.py)."""
+"""Commands that start jobs, such as a training (the original's utils/launch.py)."""
 
 import dataclasses
 import enum
@@ -34,7 +34,7 @@ _NO_EFFECT = 'note: --run.save_dir has no effect: the run is kept in --save_dir 
 
 
 class JobName(enum.StrEnum):
-    """Jobs as 'module:function': importing one loads torch, so a command names it."""
+    """Jobs as 'module:function': texts, since importing the function would load torch."""
 
     TRAIN_REWARD = 'lm_human_preferences.train_reward:train'
     TRAIN_POLICY = 'lm_human_preferences.train_policy:train'
@@ -85,7 +85,7 @@ def start_job(
                 note(f'note: one of {launch.size} ranks does all of this command')
             import_job(job)(**arguments)
         return
-    shell.require('torch')  # ranks would look for mpiexec first
+    shell.require('torch')  # else a missing mpiexec would be reported first
     size = _world_size(mpi)
     hparams: Any = arguments.get('hparams')
     is_training = hasattr(hparams, 'commands')
@@ -115,7 +115,7 @@ def import_job(job: str) -> Callable[..., Any]:
 
 
 def import_for_good(module: str) -> Any:
-    """Import a module and exempt it from garbage collection, which takes half a second."""
+    """Import a module; exempt its objects from garbage collection, to save half a second."""
     if module in sys.modules:
         return sys.modules[module]
     gc.disable()
@@ -138,7 +138,7 @@ def _world_size(mpi: int | None) -> int:
         return launch.size
     if mpi is not None:
         return mpi
-    # It takes seconds to import: only a job that starts pays for it.
+    # Importing torch takes seconds, so it is put off until here.
     torch = import_for_good('torch')
     return max(1, torch.cuda.device_count())
 
@@ -148,9 +148,9 @@ def _world_size(mpi: int | None) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Job of a command, which takes its options and arguments by name.
+    """Job that a command starts with its options and arguments as keyword arguments.
 
-    check(*arguments): called before torch is loaded. more: returns further arguments of the job.
+    check(*arguments): called before torch is loaded. more: returns further keyword arguments.
     """
 
     name: JobName
@@ -160,7 +160,7 @@ class Job:
     more: Callable[[], dict[str, Any]] = dict
 
     def start(self, settings: dict[str, Any], *values: Any) -> None:
-        """Start the job. settings: given options by name. values: of `arguments`."""
+        """Start the job. settings: {option: value}, as given. values: one for each argument."""
         options = self.options()
         user_settings.override(options, settings)
         nested = validated(options).to_nested_dict()
@@ -176,7 +176,7 @@ class Job:
         start_job(self.name, arguments, mpi, has_ranks=has_ranks)
 
     def command(self, name: str, **attrs: Any) -> Command:
-        """Return `name ARGUMENT ... [--option ...]`; attrs: of the click command."""
+        """Return the command `name ARGUMENT ... [--option ...]`. attrs: passed on to Command."""
         fields = user_settings.settable(self.options)
         return Command(name, self.start, fields, self.arguments, **attrs)
 
@@ -191,7 +191,7 @@ def experiment_command(
     example: str = '',
     complete: Complete | None = None,
 ) -> Command:
-    """Return `name EXPERIMENT NAME [--option value ...]`. complete: adds implied settings."""
+    """Return the command `name EXPERIMENT NAME [--option ...]`. complete: adds implied settings."""
     launch_class = _launch_class(name)
     launch_fields = hyperparams.fields(launch_class)
 
@@ -246,7 +246,7 @@ def _resolve(
     experiment: str,
     complete: Complete | None,
 ) -> dict[str, Any]:
-    """Set `hparams` by an experiment and the user; return the user's settings, completed."""
+    """Set `hparams` to the experiment's, then the user's settings; return the latter, completed."""
     hparams.override_from_dict(binds)
     settings = user_settings.with_end_of_response(settings, hparams.task)
     if complete is not None:
@@ -258,7 +258,7 @@ def _resolve(
 def training_arguments(
     hparams: 'Training', experiment: str | None, binds: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments of a training's job; binds: settings of the experiment, if known."""
+    """Return {name: argument} of a training's job. binds: the experiment's settings, or {}."""
     arguments: dict[str, Any] = {'hparams': hparams, 'experiment': experiment}
     if hparams.command == run_files.REWARD.command:
         arguments['task_options'] = task_options(hparams.task, binds)
@@ -266,7 +266,7 @@ def training_arguments(
 
 
 def _launch_class(command: str) -> type[hyperparams.HParams]:
-    """Return the class of the command's own options, beside those of its experiment."""
+    """Return the class of the options that launch a command, such as --mpi and --dry_run."""
     dry_run = option(
         False,
         'print all settings, make the checks that need no work, say what would start, and start'
@@ -302,7 +302,7 @@ def _dry_run(title: str, hparams: Any, launch: Any, explicitly_set: dict[str, An
 
 
 def _checked_name(name: str) -> str:
-    """Return the NAME of a run without a slash at its end; UserError if it is none."""
+    """Return the NAME of a run without trailing slashes; UserError if it is not allowed."""
     is_relative = not name.startswith('/') and '..' not in name.split('/')
     letters = os.fsencode(name).decode(errors='surrogateescape')  # whatever the locale is
     is_name = bool(name.strip('/')) and letters.isprintable() and len(letters) <= LONGEST_NAME

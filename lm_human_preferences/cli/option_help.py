@@ -9,7 +9,7 @@ from lm_human_preferences.utils.hyperparams import group_class, members
 Fields = dict[str, dataclasses.Field]
 
 LAUNCHING = ('mpi', 'dry_run', 'save_dir', 'overwrite')
-HEADINGS = {  # of the options in a group, in the order of help pages; '' holds train_reward's own
+HEADINGS = {  # {group of options: heading}, in the order of help pages; '': not in a group
     'run': 'Run',
     'task': 'Task',
     'task.policy': 'Policy',
@@ -23,7 +23,7 @@ HEADINGS = {  # of the options in a group, in the order of help pages; '' holds 
     'run.serve': 'Page for labellers',
     'ppo': 'PPO',
 }
-FOLDED = 'New reward model'  # the options of `train_reward` once more
+FOLDED = 'New reward model'  # heading of train_policy for the options of `train_reward`
 _TYPES = {int: 'INT', float: 'FLOAT', str: 'TEXT', tuple[str, ...]: 'TEXT', types.NoneType: 'None'}
 
 
@@ -37,7 +37,7 @@ def shown(fields: Fields) -> Fields:
 
 
 def sections(fields: Fields) -> dict[str, Fields]:
-    """Return the shown `fields` by heading; 'Options' for a command that does not train."""
+    """Return {heading: fields to show}, only 'Options' for a command that does not train."""
     fields = shown(fields)
     if not any(name.startswith('run.') for name in fields):
         return {'Options': fields} if fields else {}
@@ -57,7 +57,7 @@ def sections(fields: Fields) -> dict[str, Fields]:
 
 
 def choices(field: dataclasses.Field) -> tuple[str, ...]:
-    """Return the words that a switch accepts; none for a number or text."""
+    """Return the words that a switch accepts; () for a number or text."""
     if group_class(field.type):
         return 'on', 'off'
     if bool in members(field.type):
@@ -66,7 +66,7 @@ def choices(field: dataclasses.Field) -> tuple[str, ...]:
 
 
 def value_text(field: dataclasses.Field) -> str:
-    """Return the form of the field's values: 'INT|None', 'true|false'."""
+    """Return the accepted values as help pages show them, such as 'INT|None' or 'true|false'."""
     return '|'.join(choices(field) or [_TYPES[ty] for ty in members(field.type)])
 
 

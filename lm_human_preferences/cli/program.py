@@ -1,4 +1,4 @@
-"""Commands of click: options from dataclass fields, help pages, errors of the user."""
+"""Click commands: options made from dataclass fields, help pages, errors in one line."""
 
 import dataclasses
 import sys
@@ -18,7 +18,7 @@ from lm_human_preferences.utils.streams import note
 from lm_human_preferences.utils.terminal import error_line
 
 HELP = ['-h', '--help']
-FAILED = 2  # exit status after a mistake of the user
+FAILED = 2  # exit status after a user's mistake
 INTERRUPTED = 130
 
 
@@ -54,7 +54,7 @@ class Program(click.Group):
             _fail(str(e))
         except click.ClickException as e:
             told = e.format_message()
-            if isinstance(e, click.UsageError) and e.ctx is not None:  # not of a command's words
+            if isinstance(e, click.UsageError) and e.ctx is not None:  # click's, not read_words'
                 told += f' The command comes first: {", ".join(self.commands)}'
             _fail(told)
         except ModuleNotFoundError as e:
@@ -163,7 +163,7 @@ class Command(click.Command):
                 formatter.write(f'{"":{formatter.current_indent}}{self.example}\n')
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options in sections; those of a new reward model in one line."""
+        """Write the options in sections, those of a new reward model as one line."""
         records = {}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
@@ -196,12 +196,12 @@ def _click_option(key: str, field: dataclasses.Field) -> click.Option:
 
 
 def _identifier(key: str) -> str:
-    """Return the name of an option among click's parameters, a Python identifier."""
+    """Return the name of the option's click parameter, which must be a Python identifier."""
     return key.replace('.', '__')
 
 
 def completion(words: Sequence[str]) -> Callable[..., list[str]]:
-    """Return a callback by which click completes a value in the shell with one of `words`."""
+    """Return a callback with which click completes a value in the shell to one of `words`."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
         return [word for word in words if word.startswith(incomplete)]

@@ -1,4 +1,4 @@
-"""Settings of the user, with what follows from them, which override those of an experiment."""
+"""The user's settings and the settings that they imply, which override an experiment's."""
 
 import copy
 import os
@@ -21,13 +21,12 @@ from lm_human_preferences.utils.combos import Trial
 from lm_human_preferences.utils.hyperparams import group_class, members, value_of
 from lm_human_preferences.utils.streams import note
 
-_NAMES = {*registry.DATASETS, 'mock', 'test'}  # not paths, even where a file has such a name
+_NAMES = {*registry.DATASETS, 'mock', 'test'}  # never paths, even if a file has that name
 _RUNS = 'az://openaipublic/lm-human-preferences/runs'
 _PUBLISHED = ('sentiment', 'descriptiveness', 'cnndm', 'tldr')
-# Options of the policy that apply to a new reward model, unless it has its own
+# Options of the policy that also apply to a new reward model unless set for it separately
 _OF_BOTH = {'run.precision', 'run.gradient_checkpointing'}
-# Options of a new reward model that have no effect where its labels are collected while the policy
-# trains
+# Options of a new reward model that have no effect with --rewards.online
 _OFFLINE = (
     *('labels.num_train', 'labels.error', 'labels.without', 'labels.too_long'),
     *('run.seed', 'run.save_dir', 'run.log_interval', 'run.save_interval', 'run.precision'),
@@ -35,7 +34,7 @@ _OFFLINE = (
 
 
 def settable(hparam_class: type[hyperparams.HParams]) -> option_help.Fields:
-    """Return the fields that are options: values, and groups that can be off."""
+    """Return {dotted name: field} of all values, and of the groups that can be switched off."""
     return {
         key: field
         for key, field in hyperparams.fields(hparam_class).items()
@@ -44,7 +43,7 @@ def settable(hparam_class: type[hyperparams.HParams]) -> option_help.Fields:
 
 
 def bindings(experiments: Mapping[str, Sequence[Trial]], name: str, command: str) -> dict[str, Any]:
-    """Return {dotted name: value} of the experiment `name`, which has one trial; or UserError."""
+    """Return {dotted name: value} that experiment `name`, of one trial, sets; or UserError."""
     if name not in experiments:
         raise UserError(
             f'no experiment {name!r} for {command}: choose from {", ".join(experiments)}'
@@ -65,15 +64,15 @@ def bindings(experiments: Mapping[str, Sequence[Trial]], name: str, command: str
 
 
 def run_name(name: str, trial: Trial) -> str:
-    """Return NAME, followed by the descriptors of its trial: NAME/lx1-2, as in the original."""
+    """Return `name` plus the trial's descriptors if any, such as NAME/lx1-2, as in the original."""
     descriptors = [str(extra['descriptor']) for _, _, extra in trial if 'descriptor' in extra]
     return f'{name}/{"-".join(descriptors)}' if descriptors else name
 
 
 def override(hparams: hyperparams.HParams, settings: Mapping[str, Any]) -> None:
-    """Override `hparams` by the user's `settings`; a setting switches its group on.
+    """Override `hparams` with the user's `settings`; a setting in a group switches the group on.
 
-    Relative paths of trainings, which runs record, become absolute.
+    For a training, relative paths become absolute, since the run records them.
     """
     fields = settable(type(hparams))
     settings = dict(settings)
@@ -107,10 +106,10 @@ def complete(
     hparams: policy_options.HParams,
     experiment: str | None,
 ) -> dict[str, Any]:
-    """Return settings of train_policy with what they imply; UserError if they are contradictory.
+    """Return settings of train_policy plus those that they imply; UserError if they conflict.
 
-    Where they ask for a new reward model and `hparams` has none, it is that of the same experiment
-    of train_reward. experiment: None for a run that is resumed.
+    If the user asks for a new reward model and `hparams` has none, it gets that of the train_reward
+    experiment with the same name. experiment: None for a run that is resumed.
     """
     settings = dict(settings)
     if _is_on(settings, NEW, hparams.new_reward_model):
@@ -142,7 +141,7 @@ def complete(
 
 
 def _switch_on_new_model(hparams: policy_options.HParams, of_reward: Mapping[str, Any]) -> None:
-    """Have a policy train a reward model for its task, otherwise with settings of train_reward."""
+    """Switch on a new reward model in `hparams`: the policy's task, settings of train_reward."""
     settings = {f'{NEW}.{key}': value for key, value in of_reward.items()}
     hparams.override_from_dict({NEW: 'on', **settings})
     assert hparams.new_reward_model is not None
@@ -150,7 +149,7 @@ def _switch_on_new_model(hparams: policy_options.HParams, of_reward: Mapping[str
 
 
 def _is_on(settings: Mapping[str, Any], group: str, before: object) -> bool:
-    """Return whether an optional group is on after `settings`."""
+    """Return whether a group, whose value is `before`, is on once `settings` are applied."""
     named = any(key.startswith(f'{group}.') for key in settings)
     default = 'on' if named or before else 'off'
     return settings.get(group, default) == 'on'
@@ -159,12 +158,12 @@ def _is_on(settings: Mapping[str, Any], group: str, before: object) -> bool:
 def _refuse_what_has_no_effect(settings: Mapping[str, Any]) -> None:
     """Raise UserError for an option without effect while labels are collected."""
     for name in _OFFLINE:
-        if settings.get(f'{NEW}.{name}') is not None:  # None asks for nothing
+        if settings.get(f'{NEW}.{name}') is not None:  # None is the default
             raise UserError(f'--{NEW}.{name} has no effect with --rewards.online: leave it out')
 
 
 def _share_task(settings: dict[str, Any]) -> None:
-    """Set each option of the task for policy and reward model alike; UserError if two differ."""
+    """Copy each task option from policy to reward model or back; UserError if both differ."""
     for key, value in list(settings.items()):
         if 'task.' not in key:
             continue
@@ -177,7 +176,7 @@ def _share_task(settings: dict[str, Any]) -> None:
 
 
 def with_end_of_response(settings: Mapping[str, Any], task: TaskHParams) -> dict[str, Any]:
-    """Return `settings` with the end of responses that a chat or another tokeniser needs."""
+    """Return `settings` plus those that end responses in a chat or with a model's own tokeniser."""
     settings = settings_with_own_token(settings, task)
     given = {key.rpartition('task.')[2]: value for key, value in settings.items()}
     model = given.get('policy.initial_model', task.policy.initial_model)
@@ -195,7 +194,7 @@ def with_end_of_response(settings: Mapping[str, Any], task: TaskHParams) -> dict
 
 
 def settings_with_own_token(settings: Mapping[str, Any], task: TaskHParams) -> dict[str, Any]:
-    """Return the user's `settings`; a token that they name replaces the task's text."""
+    """Return the user's `settings`; a truncate_token switches off the task's truncate_text."""
     settings = dict(settings)
     given = {key.rpartition('task.')[2] for key in settings}
     if 'truncate_token' in given and task.truncate_text and 'truncate_text' not in given:

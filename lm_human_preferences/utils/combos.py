@@ -1,4 +1,4 @@
-"""Experiments as lists of trials, composed of few parts (the original's utils/combos.py)."""
+"""Functions that compose experiments, lists of trials (the original's utils/combos.py)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,14 +7,14 @@ Trial = tuple[tuple[str | None, Any, dict[str, Any]], ...]
 
 
 def combos(*xs: Sequence[Trial]) -> list[Trial]:
-    """Return the Cartesian product: a trial for every choice of one from each of the lists."""
+    """Return the Cartesian product: every way to join one trial of each list to a single trial."""
     if not xs:
         return [()]
     return [x + rest for x in xs[0] for rest in combos(*xs[1:])]
 
 
 def bind(var: str | None, val: Any, descriptor: str | int | None = '') -> list[Trial]:
-    """Return one trial that sets one variable. A descriptor may be 0; the original dropped it."""
+    """Return one trial that sets one variable. Descriptor 0 is kept; the original dropped it."""
     extra: dict[str, Any] = {}
     if descriptor not in ('', None):
         extra['descriptor'] = descriptor
@@ -27,12 +27,12 @@ def each(*xs: Sequence[Trial]) -> list[Trial]:
 
 
 def label(descriptor: str | int) -> list[Trial]:
-    """Return one trial that sets nothing, for its descriptor in the name of the run."""
+    """Return one trial that sets nothing, but adds its descriptor to the name of the run."""
     return bind(None, None, descriptor)
 
 
 def options_shortdesc(var: str, desc: str, opts: Sequence[Any]) -> list[Trial]:
-    """Return a trial for each value of a variable, described as in `lx1` for desc l and .1."""
+    """Return a trial for each value of `var`, with the descriptor 'lx1' for desc 'l' and 0.1."""
     return each(*[bind(var, value, desc + _short(value)) for value in opts])
 
 
@@ -44,7 +44,7 @@ def _short(value: Any) -> str:
 
 
 def bind_all(prefix: str = '', /, **values: Any) -> list[Trial]:
-    """Return one trial that sets the variables `prefix.name` for names and values."""
+    """Return one trial that sets the variable `prefix.NAME` to VALUE for each NAME=VALUE."""
     trials = combos()
     for name, value in values.items():
         variable = f'{prefix}.{name}' if prefix else name

@@ -10,19 +10,19 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-# Not as np.random, which is loaded when it is first used: a Ctrl-C in that moment is lost, and by
-# then the run has begun.
+# Imported here, since np.random loads itself on first use, when a run has begun: a Ctrl-C at that
+# moment would be lost.
 from numpy import random as numpy_random
 
-# The original has them here.
+# The original defines these two in this module.
 from lm_human_preferences.utils.option_checks import ceil_div as ceil_div
 from lm_human_preferences.utils.option_checks import exact_div as exact_div
 from lm_human_preferences.utils.original_names import explain_missing
 
-MIN_TEMPERATURE = 1e-10  # the original's clamp: temperature 0 means greedy
-LARGE_VOCABULARY = 4096  # words; a larger vocabulary is drawn from in pieces of PIECE words
+MIN_TEMPERATURE = 1e-10  # lower limit of the original, so that temperature 0 means greedy
+LARGE_VOCABULARY = 4096  # tokens; of a larger vocabulary, a piece of PIECE tokens is drawn first
 PIECE = 256
-RANK_SEED_STRIDE = 100003  # the original's prime between the seeds of two ranks
+RANK_SEED_STRIDE = 100003  # difference between the seeds of two ranks, as in the original
 
 
 @contextlib.contextmanager
@@ -48,7 +48,7 @@ TokenIds = torch.Tensor | np.ndarray
 
 
 def token_ids(ids: TokenIds) -> torch.Tensor:
-    """Return token ids as int64 in host memory; the original took arrays of int32."""
+    """Return token ids (a tensor or, as in the original, an array) as int64 in host memory."""
     return torch.as_tensor(ids, dtype=torch.int64, device='cpu')
 
 
@@ -68,7 +68,7 @@ set_mpi_seed = set_seed  # the original's name
 
 @contextlib.contextmanager
 def random_stream(*key: object) -> Iterator[None]:
-    """Draw random numbers from a stream of `key` (numbers and texts) within the block."""
+    """Draw the block's random numbers from a stream that `key` (numbers and texts) seeds."""
     seed = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:4], 'big')
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     before = numpy_random.get_state()
@@ -94,7 +94,7 @@ def whiten(
 
 
 def those_in(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Return `values` where `mask` of their shape is true: (n,). mask: None for all, unchanged.
+    """Return the values (n,) where `mask`, of the same shape, is true; for None `values` itself.
 
     With a mask in host memory, the host does not wait for the GPU.
     """
@@ -105,7 +105,7 @@ def those_in(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
 
 
 def sample_from_cdf(cdf: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Draw by a `cdf (..., n_vocab)` of any scale; uniform: `(...)` from 0 to 1: int64 `(...)`."""
+    """Return int64 tokens (...) drawn by an unnormalised `cdf (..., n_vocab)` and uniform (...)."""
     drawn = torch.searchsorted(cdf, uniform.unsqueeze(-1) * cdf[..., -1:], right=True)
     return drawn.clamp_(max=cdf.shape[-1] - 1).squeeze(-1)
 
@@ -113,12 +113,12 @@ def sample_from_cdf(cdf: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 def sample_from_probs(
     probs: torch.Tensor, uniform: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw by `probs (rows, n_vocab)` of any scale; uniform: float64 (rows,) from 0 to 1.
+    """Draw tokens by unnormalised `probs (rows, n_vocab)` and uniform numbers, float64 (rows,).
 
-    Returns tokens, int64 (rows,), and the sums of `probs`, float64 (rows,). From a large vocabulary
-    a piece is drawn first, then a word in it: `probs` are read once, and only a piece in float64.
+    Return tokens, int64 (rows,), and the row sums of `probs`, float64 (rows,). From a large
+    vocabulary, a piece is drawn first and then a token in it, so only a piece becomes float64.
     """
-    # Float32 has too few numbers for the tail of a large vocabulary.
+    # Sums are in float64: float32 is too coarse for the rare tokens of a large vocabulary.
     n_vocab = probs.shape[1]
     if n_vocab <= LARGE_VOCABULARY:
         cdf = probs.cumsum(1, dtype=torch.float64)
@@ -169,13 +169,13 @@ def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def mean_and_std(values: np.ndarray | torch.Tensor) -> tuple[float, float]:
-    """Return mean and standard deviation in float64; in two passes, which keeps digits."""
+    """Return (mean, standard deviation), computed in float64 and two passes for precision."""
     values = np.asarray(values, np.float64)
     return float(values.mean()), float(values.std())
 
 
 def digest_of(parameters: Mapping[str, torch.Tensor]) -> str:
-    """Return the SHA-256 of names, shapes and values of parameters on the CPU, in float32."""
+    """Return the SHA-256 of the names, shapes and values of float32 parameters on the CPU."""
     digest = hashlib.sha256()
     for name, parameter in sorted(parameters.items()):
         digest.update(f'{name} {tuple(parameter.shape)}\n'.encode())

@@ -1,4 +1,4 @@
-"""TensorBoard's event files; its own writers import slowly and crash on a full disk."""
+"""Event files for TensorBoard, whose own writers import slowly and crash on a full disk."""
 
 import glob
 import math
@@ -19,14 +19,14 @@ from tensorboard.compat.proto.summary_pb2 import (
 
 from lm_human_preferences.storage.crc import masked_crc
 
-_STRING = 7  # DT_STRING of TensorFlow's types
+_STRING = 7  # TensorFlow's data type DT_STRING
 _PREFIX = 'events.out.tfevents.'  # prefix of the names of TensorBoard's files
 
 
 def create(directory: str, first_step: int | None) -> BinaryIO:
-    """Create an event file and its directory. first_step: None unless a run is resumed."""
+    """Create and return an open event file. first_step: step where a run is resumed, else None."""
     os.makedirs(directory, exist_ok=True)
-    # TensorBoard reads files in the order of their names; the clock may get that wrong.
+    # TensorBoard reads files by name: a new one comes last, even if the clock was set back.
     second = int(time.time())
     for path in _paths(directory):
         other = os.path.basename(path).split('.')[3]
@@ -69,7 +69,7 @@ def _paths(directory: str) -> list[str]:
 
 
 def _encode(event: Event) -> bytes:
-    """Return an event as a record: its length, CRC of that, the event, its CRC."""
+    """Return an event as a record: length, CRC of the length, event, CRC of the event."""
     data = event.SerializeToString()
     length = struct.pack('<Q', len(data))
     length_crc = struct.pack('<I', masked_crc(length))
@@ -77,8 +77,8 @@ def _encode(event: Event) -> bytes:
 
 
 def _cut(path: str, step: int) -> None:
-    """Truncate a file before the first event that is of `step` or later, or damaged."""
-    if os.path.islink(path) or not os.path.isfile(path):  # another program has put it there
+    """Truncate a file before its first event that is damaged, or at `step` or later."""
+    if os.path.islink(path) or not os.path.isfile(path):  # not written by this program
         return
     with open(path, 'rb+') as f:
         data = f.read()
@@ -96,7 +96,7 @@ def _cut(path: str, step: int) -> None:
 
 
 def _step_of(event: bytes) -> float:
-    """Return the step of a serialized event; infinity if it is not one."""
+    """Return the step of a serialized event; infinity if it cannot be parsed."""
     try:
         return Event.FromString(event).step
     except Exception:  # protobuf's DecodeError, but only tensorboard imports protobuf

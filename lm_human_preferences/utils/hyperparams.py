@@ -1,4 +1,4 @@
-"""Hyperparameters: nested dataclasses, overridden by dotted names (the original's)."""
+"""Nested dataclasses of hyperparameters (the original's utils/hyperparams.py)."""
 
 import contextlib
 import dataclasses
@@ -38,7 +38,7 @@ class InvalidOptions(ValueError, AssertionError):
 
 
 class Marks(TypedDict, total=False):
-    """Attributes of an option beside its default and help, see `option`."""
+    """Keyword arguments of `option` beside help and ours, which become metadata of the field."""
 
     at_least: float
     above: float
@@ -54,11 +54,11 @@ def option(
     ours: bool = False,
     **marks: Unpack[Marks],
 ) -> Any:
-    """Declare a field with a line of help; the other arguments limit the values accepted.
+    """Declare a field of a hyperparameter class, which is an option, with a line of help.
 
-    help: None for an option that is understood but shown nowhere. at_least, at_most: inclusive
-    limits. above: an exclusive one. ours: unknown to the original, so left out of files that it
-    reads. path: True if a typed value may begin with ~ for a home directory.
+    help: None for an option that is accepted but shown nowhere. at_least, at_most: inclusive
+    limits. above: exclusive lower limit. ours: added by this port, so left out of files that the
+    original reads. path: True if a typed value may begin with ~ for a home directory.
     """
     metadata = {'help': help, 'ours': ours, **marks}
     return dataclasses.field(default=default, repr=not ours, metadata=metadata)
@@ -78,7 +78,7 @@ def reading(filename: str) -> Iterator[None]:
 
 @functools.cache
 def note_unknown(filename: str, names: tuple[str, ...]) -> None:
-    """Print, once for each file, its settings that only another program, such as a fork, has."""
+    """Note the `names` of a file's settings that this program does not have, once per file."""
     if names:
         streams.note(
             f'note: {filename} has settings that this program does not know and leaves alone:'
@@ -88,7 +88,7 @@ def note_unknown(filename: str, names: tuple[str, ...]) -> None:
 
 @dataclasses.dataclass
 class HParams:
-    """Base of all hyperparameter classes. unknown: settings of a file that no field has."""
+    """Base of all hyperparameter classes. unknown: {name: value} of a file's further settings."""
 
     _group = ''  # prefix of the options, such as 'rewards.online.'; not a field
     unknown = {}  # not a field either, and never changed in place
@@ -99,7 +99,7 @@ class HParams:
             value.name_group(f'{self._group}{name}.')
 
     def name_group(self, name: str) -> None:
-        """Set the prefix of the names of its options, also in its groups, to `name`."""
+        """Set the prefix of option names to `name`, such as 'task.', also in nested groups."""
         self._group = name
         for f in dataclasses.fields(self):
             value = getattr(self, f.name, None)
@@ -107,7 +107,7 @@ class HParams:
                 value.name_group(f'{name}{f.name}.')
 
     def option_name(self, name: str) -> str:
-        """Return the field `name`, dotted if it is in a group, as an option: --task.end_text."""
+        """Return the option, such as --task.end_text, of the field with this (dotted) name."""
         return f'--{self._group}{name}'
 
     def setting(self, name: str) -> str:
@@ -115,7 +115,7 @@ class HParams:
         return f'{self.option_name(name)} {operator.attrgetter(name)(self)}'
 
     def override_from_json_file(self, filename: str) -> None:
-        """Override from a JSON file, local or remote, and check; UserError names the file."""
+        """Override fields from a JSON file (path or URL), and check; UserError names the file."""
         nested = storage.read_json(filename)
         with reading(filename):
             self.override_from_nested_dict(nested, keep_unknown=True)
@@ -123,7 +123,7 @@ class HParams:
         note_unknown(filename, tuple(self.unknown_names()))
 
     def override_from_str(self, hparam_str: str) -> None:
-        """Override from 'x.y=1,name=text', in which no text holds a comma."""
+        """Override fields from 'x.y=1,name=text'; a text cannot contain a comma."""
         parsed = {}
         for setting in hparam_str.split(','):
             key, is_setting, text = setting.partition('=')
@@ -133,7 +133,7 @@ class HParams:
         self.override_from_dict(parsed)
 
     def override_from_dict(self, flat_dict: dict[str, Any]) -> None:
-        """Override from {'x.y': 1}; 'on' makes a new group. AttributeError if a group is off."""
+        """Override fields from {'x.y': 1}; {'x': 'on'} creates x. AttributeError if x is off."""
         groups = {key: group_class(self._field(key).type) for key in flat_dict}
         inner: dict[str, dict[str, Any]] = {}
         for key, value in flat_dict.items():
@@ -161,9 +161,9 @@ class HParams:
     def override_from_nested_dict(
         self, nested_dict: dict[str, Any], *, keep_unknown: bool = False
     ) -> None:
-        """Override from {'x': {'y': 1}}; an object switches its group on.
+        """Override fields from {'x': {'y': 1}}, which also switches group x on.
 
-        keep_unknown: names that no field has become `unknown`; otherwise they are errors.
+        keep_unknown: put settings without a field into `unknown`; otherwise they are errors.
         """
         for name, value in nested_dict.items():
             if keep_unknown and not self.has(name):
@@ -182,14 +182,14 @@ class HParams:
             getattr(self, name).override_from_nested_dict(value, keep_unknown=keep_unknown)
 
     def unknown_names(self) -> Iterator[str]:
-        """Yield the dotted names of all settings that no field has."""
+        """Yield the dotted names of the `unknown` settings, those of groups included."""
         yield from self.unknown
         for name, _, value in settings(self):
             if isinstance(value, HParams):
                 yield from (f'{name}.{key}' for key in value.unknown)
 
     def keep_unknown_of(self, other: 'HParams') -> None:
-        """Take over the settings of another object that no field has."""
+        """Take over the `unknown` settings of another object and of its groups."""
         self.unknown = other.unknown
         for name, value in vars(self).items():
             theirs = getattr(other, name, None)
@@ -199,10 +199,9 @@ class HParams:
     def to_nested_dict(
         self, *, original_only: bool = False, with_unknown: bool = False
     ) -> dict[str, Any]:
-        """Return a nested dict, without options of ours that have their defaults.
+        """Return a nested dict without those options of this port that have their defaults.
 
-        original_only: without any option of ours. with_unknown: with the settings of a file that no
-        field has.
+        original_only: leave out all options of this port. with_unknown: include `unknown`.
         """
         nested = dict(self.unknown) if with_unknown else {}
         for f in dataclasses.fields(self):
@@ -215,7 +214,7 @@ class HParams:
         return nested
 
     def additions(self) -> dict[str, Any]:
-        """Return {dotted name: value} of all options of ours; a group is 'on' or 'off'."""
+        """Return {dotted name: value} of all options of this port; a group is 'on' or 'off'."""
         found = {}
         of_ours: tuple[str, ...] = ()  # prefixes of groups that the original does not have
         for name, f, value in settings(self):
@@ -229,11 +228,11 @@ class HParams:
         return found
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Yield (applies, message); {name} becomes the option, {name=} also its value."""
+        """Yield (is wrong, message); {name} in it becomes --NAME, and {name=} --NAME VALUE."""
         yield from ()
 
     def validate(self, *, prefix: str = '') -> None:
-        """Run `check_values`; raise InvalidOptions for a problem. prefix: of names, as 'ppo.'."""
+        """Run `check_values`; raise InvalidOptions for a problem. prefix: see name_group."""
         if prefix:
             self.name_group(prefix)
         self.check_values()
@@ -286,7 +285,7 @@ def settings(hparams: HParams, prefix: str = '') -> Iterator[tuple[str, dataclas
 
 
 def value_of(hparams: Any, key: str) -> Any:
-    """Return the value of a dotted name; None where a group before it is off."""
+    """Return the value of a dotted name; None if one of its groups is off."""
     for part in key.split('.'):
         hparams = getattr(hparams, part, None)
     return hparams
@@ -339,7 +338,7 @@ def dump(hparams: HParams, *, name: str = 'hparams') -> None:
 
 
 def dump_additions(hparams: HParams) -> None:
-    """Print the options that the original does not have, by dotted name."""
+    """Print the options that the original does not have, under their dotted names."""
     print('more options:', *_dump_lines(hparams.additions(), '  '), sep='\n')
 
 
@@ -353,7 +352,7 @@ def _dump_lines(nested: Mapping[str, Any], indent: str) -> Iterator[str]:
 
 
 def parse(ty: Any, s: str | float) -> Any:
-    """Read `s` as type `ty`, which may be Optional; ValueError if it is not one."""
+    """Convert `s` to type `ty`, which may be Optional; ValueError if that is impossible."""
     (kind,) = [t for t in members(ty) if t is not types.NoneType]
     words_for_none = ('None',) if kind is str else ('None', 'none', '')
     if types.NoneType in members(ty) and s in words_for_none:

@@ -11,14 +11,14 @@ from tqdm import tqdm
 from lm_human_preferences.errors import os_errors_as
 from lm_human_preferences.utils import streams
 
-ALARMS = 'alarms'  # tag of alarms in TensorBoard
-# Tags: mean number of tokens up to the end; fraction of responses with an end, with a valid end
+ALARMS = 'alarms'  # TensorBoard's tag for warnings that a training goes wrong
+# Tags: mean tokens of a response up to its end; fractions of responses with an end, a valid end
 LENGTH, ENDED, VALID = 'responses/length', 'responses/ended', 'responses/valid'
 _console = 'summary'  # a value of --run.console
 
 
 class Rank(Protocol):
-    """Interface of `distributed.comm.Comm` by which only rank 0 prints."""
+    """The part of `distributed.comm.Comm` that this module uses, to print on rank 0 only."""
 
     rank: int
 
@@ -33,19 +33,19 @@ def console_is(console: str) -> bool:
 
 
 def log_in_summary(*lines: object) -> None:
-    """Print lines for the console `summary` only."""
+    """Print lines if --run.console is `summary`."""
     if _console == 'summary':
         announce(*lines)
 
 
 def log_as_original(*lines: object) -> None:
-    """Print lines for the console `original` only."""
+    """Print lines if --run.console is `original`."""
     if _console == 'original':
         announce(*lines)
 
 
 def announce(*lines: object) -> None:
-    """Print lines above a progress bar, on any console."""
+    """Print lines above a progress bar, whatever --run.console is."""
     if not lines:
         return
     text = '\n'.join(map(str, lines))
@@ -57,7 +57,7 @@ def announce(*lines: object) -> None:
 
 
 def progress(iterable: Iterable[Any] | None = None, *, comm: Rank, **settings: Any) -> tqdm:
-    """Return a tqdm bar for rank 0 on a terminal."""
+    """Return a tqdm bar, which only rank 0 shows, and only on a terminal."""
     is_hidden = comm.rank != 0 or not sys.stderr.isatty()
     return tqdm(iterable, disable=is_hidden, mininterval=0.5, **settings)
 
@@ -88,14 +88,14 @@ class Logger:
         if self.directory:
             with os_errors_as(f'cannot write to {self.directory}'):
                 _event_files().purge(self.directory, step)
-        self.first_step = step  # written to the file, for a TensorBoard that is running
+        self.first_step = step  # tells a running TensorBoard to drop the events, too
 
     def is_due(self, step: int) -> bool:
         """Return whether this rank prints at `step`."""
         return self.active and step % self.log_interval == 0
 
     def log(self, stats: Mapping[str, float], step: int, *, tag_prefix: str | None = None) -> None:
-        """Log numbers {name: number} of `step` (from 0). tag_prefix: None: that of the logger."""
+        """Log {name: number} of `step`, counted from 0. tag_prefix: None for the logger's own."""
         prefix = self.tag_prefix if tag_prefix is None else tag_prefix
         if self.directory:
             named = {prefix + name: value for name, value in stats.items()}
@@ -132,7 +132,7 @@ class Logger:
 
 
 def _event_files() -> Any:
-    """Import event_files, which is slow, on a rank that writes events."""
+    """Import event_files, which takes long, only where events are written."""
     from lm_human_preferences.utils import event_files
 
     return event_files

@@ -8,7 +8,7 @@ from typing import Any
 from lm_human_preferences.errors import UserError
 
 MAX_INT = 2**63 - 1
-MAX_FLOAT = 3e38  # largest number in a float32 tensor, about
+MAX_FLOAT = 3e38  # about the largest number that a float32 tensor can hold
 _LIMITS = {'at_least': operator.ge, 'above': operator.gt, 'at_most': operator.le}
 
 
@@ -39,7 +39,7 @@ def check_multiple(total: int, name: str, factors: Mapping[str, int], otherwise:
 
 
 def check_accepted(name: str, marks: Mapping[str, Any], value: Any) -> None:
-    """Raise ValueError if the option does not accept a value, or no tensor can hold it.
+    """Raise ValueError if `marks` do not allow a value, or if no tensor can hold it.
 
     name: name of the option in the message. marks: arguments of `hyperparams.option`.
     """

@@ -37,5 +37,5 @@ def refuse(module: str, name: str = '') -> NoReturn:
 
 
 def explain_missing(module: str) -> None:
-    """Let a module `refuse` missing names; a `__getattr__` in it would blind type checkers."""
+    """Make a module `refuse` missing names; `def __getattr__` in it would blind type checkers."""
     vars(sys.modules[module])['__getattr__'] = functools.partial(refuse, module)

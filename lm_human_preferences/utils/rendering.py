@@ -1,4 +1,4 @@
-"""Chat templates, rendered by transformers in a process with limits of time and memory.
+"""Chat templates, rendered by transformers in a subprocess with limits on time and memory.
 
 A template is foreign code. The sandbox of transformers limits what it can reach, but neither its
 time nor its memory.
@@ -14,8 +14,8 @@ from typing import Any
 
 SECONDS = 2.0  # processor time for one dialogue
 MEGABYTES = 512  # memory that rendering may take
-# The timer ends the process whatever the template does. -P: it imports nothing from the folder that
-# it is started in.
+# The timer ends the process whatever the template does. Python's -P keeps modules of the current
+# folder from being imported.
 _PROGRAM = """
 import json, resource, signal, sys
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -43,14 +43,14 @@ class TemplateError(Exception):
 
 
 class _Renderer:
-    """Process that renders; it is started at the first request, and again after its end."""
+    """Subprocess that renders templates; the first request after its end starts a new one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
 
     def render(self, request: str) -> dict[str, str]:
-        """Return the text or the error of a request [dialogue, settings] in JSON."""
+        """Return {'text': ...} or {'error': ...} for a request: [dialogue, settings] as JSON."""
         with self._lock:
             process = self._process or self._started()
             assert process.stdin is not None and process.stdout is not None
@@ -74,7 +74,7 @@ class _Renderer:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            start_new_session=True,  # Ctrl-C does not reach it; it ends with its input
+            start_new_session=True,  # Ctrl-C does not reach it; it ends when stdin closes
         )
         assert process.stdout is not None
         if process.stdout.readline() != 'ready\n':
@@ -89,9 +89,9 @@ _renderer = _Renderer()
 
 
 def render(tokeniser: Any, dialogue: Sequence[Mapping[str, str]], **settings: Any) -> str:
-    """Render a dialogue as `apply_chat_template` of a tokeniser of transformers does.
+    """Return the text that `tokeniser.apply_chat_template` makes of a dialogue.
 
-    settings: of it. TemplateError where the template fails, or takes too much.
+    settings: its keyword arguments. TemplateError if the template fails, or takes too much.
     """
     template = {'chat_template': tokeniser.get_chat_template(), **tokeniser.special_tokens_map}
     found = _renderer.render(json.dumps([list(dialogue), {**template, **settings}], default=str))

@@ -1,6 +1,6 @@
 """Handling of signals that ask a job to stop.
 
-They are Ctrl-C, SIGTERM, and the WARNINGS: SIGHUP from a closing terminal, SIGUSR1 from Slurm
+These are Ctrl-C, SIGTERM, and the WARNINGS: SIGHUP from a closing terminal, SIGUSR1 from Slurm
 before the time limit of a job, SIGXCPU at a limit of processor time. Forked processes have the
 default handlers.
 """
@@ -21,8 +21,8 @@ WARNINGS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU)
 TO_STOP = (signal.SIGTERM, *WARNINGS)
 Handlers = dict[int, Any]  # {number of a signal: its handler}
 _handlers: weakref.WeakSet[Callable[[int, FrameType | None], None]] = weakref.WeakSet()
-# Seconds until what is asked to stop stops. Batch systems kill what has not ended 30 s after
-# SIGTERM, and the end of a run takes a moment.
+# Default seconds in which a job has to stop. Batch systems kill a job that has not ended 30 s after
+# SIGTERM, and saving the run takes a moment.
 STOP_TIMEOUT = 20
 LEAST_SECONDS = 1e-3  # shortest timer: 0 would be no timer
 
@@ -32,14 +32,14 @@ def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> 
     """Call `handler` at signals `numbers` within the block; only in the main thread.
 
     Repeated WARNINGS do not count: shell and kernel both send SIGHUP, and SIGXCPU comes each
-    second. A signal that is ignored, as under nohup, stays ignored.
+    second. A warning that is ignored, as under nohup, stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        """Call the handler; of a repeated warning, only once."""
+        """Call the handler; ignore the same warning from then on."""
         if number in WARNINGS:
             signal.signal(number, signal.SIG_IGN)
         if number == signal.SIGHUP:
@@ -64,17 +64,17 @@ class Deadline:
         self._end: float | None = None  # in seconds of the monotonic clock
 
     def begin(self, seconds: float) -> None:
-        """Let the signal come after `seconds`."""
+        """Have SIGALRM sent after `seconds`."""
         self._end = time.monotonic() + seconds
         self.set_timer()
 
     def end(self) -> None:
-        """Cancel the signal."""
+        """Cancel SIGALRM."""
         self._end = None
         self.set_timer()
 
     def set_timer(self) -> None:
-        """Set the process's timer, which the user's code may have used for itself."""
+        """Set the process's timer again, since the user's code may have changed it."""
         if threading.current_thread() is threading.main_thread():
             left = 0.0
             if self._end is not None:
@@ -86,13 +86,13 @@ deadline = Deadline()  # a process has a single timer
 
 
 def handlers() -> Handlers:
-    """Return the handlers of the signals that ask a job to stop, and of its deadline."""
+    """Return the handlers of the signals that ask a job to stop, and of SIGALRM."""
     numbers = (signal.SIGINT, signal.SIGALRM, *TO_STOP)
     return {number: signal.getsignal(number) for number in numbers}
 
 
 def restore(before: Handlers) -> None:
-    """Set Python's handlers again, in the main thread; a signal ignored by now stays ignored."""
+    """Restore earlier handlers, only in the main thread; signals ignored by now stay ignored."""
     if threading.current_thread() is threading.main_thread():
         for number, earlier in before.items():
             if signal.getsignal(number) != signal.SIG_IGN and earlier is not None:
@@ -105,7 +105,7 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _use_defaults() -> None:
-    """Give the signals that are handled here their default handlers."""
+    """Restore the default handlers of the signals that `handled` has changed."""
     for number in signal.valid_signals():
         if signal.getsignal(number) in _handlers:
             is_ctrl_c = number == signal.SIGINT

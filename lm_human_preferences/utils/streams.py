@@ -1,4 +1,4 @@
-"""Safe standard streams: escaped control characters, missing letters, closed pipes."""
+"""Standard streams that survive control characters, unencodable letters and closed pipes."""
 
 import atexit
 import contextlib
@@ -22,7 +22,7 @@ _notes_are_muted = False
 
 
 def note(message: str) -> None:
-    """Print a line to standard error, if that can be written."""
+    """Print a line to standard error; do nothing if that fails."""
     if not _notes_are_muted:
         with contextlib.suppress(OSError):
             print(message, file=sys.stderr, flush=True)
@@ -35,9 +35,9 @@ def mute_notes(muted: bool) -> None:
 
 
 def make_safe() -> None:
-    """Escape characters that control a terminal or that the encoding lacks.
+    """Make standard streams escape characters that control a terminal or that the encoding lacks.
 
-    Closed streams are replaced, and output that nobody reads is dropped.
+    Closed streams are replaced by the null device, and output that nobody reads is dropped.
     """
     os.environ.setdefault('PYTHON_COLORS', '0')  # colours of tracebacks would be escaped
     if sys.stdin is None:  # the file was closed when Python started, as by `<&-`
@@ -55,7 +55,7 @@ def make_safe() -> None:
 
 
 def _escape_controls(stream: Any, *, has_bars: bool) -> None:
-    """Let `stream` write control characters as in \\x1b, since it may print foreign text."""
+    """Make `stream` escape control characters, as in \\x1b, since it may print untrusted text."""
     write = stream.write
 
     def write_escaped(text: str) -> int:
@@ -70,7 +70,7 @@ def _escape_controls(stream: Any, *, has_bars: bool) -> None:
 
 
 def escaped(text: str) -> str:
-    """Return `text` with control characters, except tabs and line ends, as in \\x1b."""
+    """Return `text` with control characters, except tabs and line ends, escaped: \\x1b."""
     return _CONTROLS.sub(lambda match: match[0].encode('unicode_escape').decode(), text)
 
 

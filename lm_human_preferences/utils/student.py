@@ -17,8 +17,8 @@ def quantile(dof: int) -> float:
 def dof_of(values: Sequence[float]) -> int:
     """Return the degrees of freedom, at least 1, of t for the mean of 2 or more `values`.
 
-    They are fewer where tails are long: the variance of n values with the kurtosis k is known as
-    well as that of 2 n / (k - 1) normal ones.
+    Long tails reduce the degrees: n values with kurtosis k yield a variance that is only as precise
+    as that of 2 n / (k - 1) normal values.
     """
     count, mean = len(values), sum(values) / len(values)
     squares = fourths = 0.0

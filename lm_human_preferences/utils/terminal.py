@@ -3,7 +3,7 @@
 import re
 import shutil
 
-_LEAST_COLUMNS = 20  # least width, even if COLUMNS or the terminal says less
+_LEAST_COLUMNS = 20  # smallest width, even if COLUMNS or the terminal is smaller
 # Invisible characters (Default_Ignorable_Code_Point of Unicode 17.0) that str.isprintable accepts.
 INVISIBLE = re.compile(
     '[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0'
@@ -28,12 +28,12 @@ def error_line(error: object) -> str:
 
 
 def columns(most: int) -> int:
-    """Return the width of the terminal, or `most` where it is wider or none."""
+    """Return the width of the terminal, at most `most`; `most` itself without a terminal."""
     return max(_LEAST_COLUMNS, min(shutil.get_terminal_size((most, 24)).columns, most))
 
 
 def cut_mark(tokens: int) -> str:
-    """Return the mark in place of the tokens after the end of a response; '' for none."""
+    """Return the text shown in place of `tokens` tokens after a response's end; '' for 0."""
     if tokens == 0:
         return ''
     return f'[{tokens} token cut]' if tokens == 1 else f'[{tokens} tokens cut]'

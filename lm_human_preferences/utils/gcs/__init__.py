@@ -1,4 +1,4 @@
-"""Files in Google's cloud, which storage/ reads now."""
+"""Placeholder of the original's utils/gcs.py; storage/ reads Google's cloud now."""
 
 from lm_human_preferences.utils.original_names import refuse
 

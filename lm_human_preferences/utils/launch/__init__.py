@@ -1,4 +1,4 @@
-"""Launching, which cli/ and distributed/ do now."""
+"""Placeholder of the original's utils/launch.py; cli/ and distributed/ start jobs now."""
 
 from lm_human_preferences.utils.original_names import refuse
 
