@@ -1,1 +1,1 @@
-"""Texts: one module for each data set, a generator of strings. Knows neither tokens nor tasks."""
+"""Data sets: a module with a generator of texts for each, independent of tokenisers and tasks."""

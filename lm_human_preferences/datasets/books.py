@@ -1,4 +1,4 @@
-"""Passages of books, the queries of `sentiment` and `descriptiveness`, or from label files."""
+"""Passages of books, or queries of labels in their place: `sentiment` and `descriptiveness`."""
 
 import contextlib
 import functools
@@ -14,7 +14,7 @@ from lm_human_preferences.utils.logging import announce
 PUBLIC = 'https://openaipublic.blob.core.windows.net/lm-human-preferences'
 URL = f'{PUBLIC}/datasets/book_passages/{{mode}}.jsonl'
 LABELS = f'{PUBLIC}/labels/descriptiveness/offline_5k.json'
-ENCODING = 'main'  # of the published labels, which do not name it
+ENCODING = 'main'  # encoding of the published labels, which do not name it
 MIRROR = f'{storage.HUB}datasets/vwxyzjn/lm-human-preferences'
 MIRRORED = ('sentiment/offline_5k.json', 'descriptiveness/offline_5k.json')
 

@@ -35,7 +35,7 @@ def generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
 
 
 def get_path_of_url(url: str) -> str:
-    """Return the path of the story of a web page, below the folder of its split."""
+    """Return the path of a web page's story, relative to the folder of its split."""
     if any(map(url.__contains__, DAILY_MAIL)):
         site = 'dailymail'
     elif any(map(url.__contains__, CNN)):

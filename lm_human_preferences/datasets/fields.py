@@ -1,4 +1,4 @@
-"""Fields of a record, by the names that people use for queries and texts."""
+"""Fields of a record, found by common names for queries and system messages."""
 
 import re
 import unicodedata
@@ -8,17 +8,17 @@ from typing import Any
 from lm_human_preferences.datasets.messages import USER, Message, query_text
 from lm_human_preferences.errors import UserError
 
-QUERIES = ('prompt', 'query', 'question', 'instruction', 'input')  # names of the query
-SYSTEMS = ('system', 'system_prompt')  # names of the system message, which begins a query
-# A list of messages in a cell of a table, or in quotes
+QUERIES = ('prompt', 'query', 'question', 'instruction', 'input')  # names of the query's field
+SYSTEMS = ('system', 'system_prompt')  # names of the system message's field
+# Matches a list of messages written as a text, such as in a cell of a table
 WRITTEN_MESSAGES = re.compile(
     r"""\s*(\{\s*["']messages["']:\s*)?\[\s*\{\s*["'](role|content)["']:"""
 )
-INVISIBLE = {'Cc', 'Cf', 'Zl', 'Zp', 'Zs'}  # categories of characters: controls and white space
+INVISIBLE = {'Cc', 'Cf', 'Zl', 'Zp', 'Zs'}  # Unicode categories: controls and white space
 
 
 def query_field(record: Mapping[str, Any], where: str) -> str | None:
-    """Return the name of the field with the query, which may be empty; UserError for several."""
+    """Return the name of the field that holds the query; UserError if several differ."""
     found = None
     for name in QUERIES:
         value = record.get(name)
@@ -40,7 +40,7 @@ def columns(record: Mapping[str, Any], known: Collection[str] = ()) -> dict[str,
 
 
 def is_empty(value: Any) -> bool:
-    """Return whether a field holds nothing: tables write None, NaN, '' and [], or U+200B."""
+    """Return whether a field is empty: None, NaN, [], {}, or a text without visible characters."""
     if isinstance(value, str):
         return {unicodedata.category(letter) for letter in value} <= INVISIBLE
     return value is None or value in ([], {}) or value != value
@@ -61,9 +61,9 @@ def text_field(record: Mapping[str, Any], field: str, where: str) -> str:
 
 
 def system_message(record: Mapping[str, Any], where: str) -> list[Message]:
-    """Return the system message that a record has in its own field, as a list; [] for none.
+    """Return a list with the system message that a record has in a field of its own, or [].
 
-    UserError for several, and for what is not a text.
+    UserError for several, or if it is not a text.
     """
     given = [record[name] for name in SYSTEMS if not is_empty(record.get(name))]
     if not given:
@@ -75,6 +75,6 @@ def system_message(record: Mapping[str, Any], where: str) -> list[Message]:
 
 
 def after_system(record: Mapping[str, Any], query: str, where: str) -> str:
-    """Return a query that is a text, with the system message before it."""
+    """Return the text of a query, preceded by the record's system message if it has one."""
     system = system_message(record, where)
     return query_text([*system, {'role': USER, 'content': query}], where) if system else query

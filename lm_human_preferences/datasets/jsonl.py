@@ -1,4 +1,4 @@
-"""Files of queries: a string, list of messages or record on each line, or a table; test split."""
+"""Query files, with a string, list of messages or record on each line, or tables; their splits."""
 
 import hashlib
 import itertools
@@ -63,10 +63,10 @@ def generator(
     shuffle: bool = False,
     seen: Callable[[str], str] = str,
 ) -> Iterator[str]:
-    """Yield the texts of the split `mode` of a file: train or test (also `valid`).
+    """Yield the texts of the split `mode` of a file: train or test (also called valid).
 
-    UserError without any. seen: returns the part of a text that a policy sees; texts with the same
-    one belong to the same split.
+    UserError if it is empty. seen: function that returns what a policy sees of a text; texts that
+    look the same to the policy are in the same split.
     """
     is_test = mode != 'train'
     own_file = file_of_test_part(path)
@@ -108,6 +108,6 @@ def _test_path(path: str) -> str:
 
 def is_test_text(text: str) -> bool:
     """Return whether a text belongs to the test split, of a file without a separate test file."""
-    # By the text alone, so that it stays in its split when others are added.
+    # By the text alone, so that it stays in its split when other texts are added.
     digest = hashlib.sha256(text.encode(errors='surrogatepass')).digest()
     return int.from_bytes(digest[:8]) % TEST_SHARE == 0

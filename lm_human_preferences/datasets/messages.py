@@ -25,9 +25,9 @@ class NotTextError(UserError):
 
 
 def as_plain(value: Any, where: str) -> list[Message] | None:
-    """Return chat messages of JSON with texts as contents; None if `value` is not messages.
+    """Return the chat messages in a JSON `value`, with texts as contents; None if it has none.
 
-    A content may be a list of parts. NotTextError for parts that are not texts.
+    Contents that are lists of parts are joined; NotTextError for parts that are not texts.
     """
     messages = [value] if isinstance(value, dict) else value
     if not isinstance(messages, list) or not messages:
@@ -73,7 +73,7 @@ def as_text(messages: Sequence[Message]) -> str:
 
 
 def response_text(messages: Sequence[Message]) -> str:
-    """Return the text of a response and what follows it: only later messages have their roles."""
+    """Return the text of a response and the messages after it, only the latter with roles."""
     first, *others = messages
     return '\n\n'.join([first['content'], *map(_with_role, others)])
 
@@ -96,7 +96,7 @@ def as_messages(text: str) -> list[Message]:
 
 
 def query_text(messages: Sequence[Message], where: str) -> str:
-    """Return the text of a query's messages; UserError if it could not be read back as them."""
+    """Return the text of a query's messages; UserError if as_messages cannot restore them."""
     text = as_text(messages)
     same = [{'role': message['role'], 'content': message['content']} for message in messages]
     if as_messages(text) != same:

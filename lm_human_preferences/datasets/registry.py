@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """Data set by name."""
+    """Description of a data set."""
 
     name: str  # as in --task.query_dataset
     summary: str  # for docs/options.md.
     # Has generator(mode, seed=0, shuffle=False), which yields texts of the split `mode`.
     module: str
     downloaded: bool = False  # downloaded when first used, so a dry run cannot check it
-    labels_stand_in: bool = False  # whether queries of the labels replace texts that are lost
+    labels_stand_in: bool = False  # whether queries of labels may replace lost texts
     seed_per_run: bool = False  # whether the run's seed sets the order; otherwise seed 0
     is_enumerable: bool = False  # whether an evaluation covers all its queries
     loaded: Any = None  # object with the generator, if there is no module
@@ -43,7 +43,7 @@ DATASETS = {info.name: info for info in _BUILTIN}
 
 
 def add(name: str, generator: Callable[..., Iterator[Any]]) -> None:
-    """Add a data set by its generator, see DatasetInfo; ValueError if its name is taken."""
+    """Add a data set with a generator, see DatasetInfo.module; ValueError if its name is taken."""
     if name in DATASETS:
         raise ValueError(f'there is a data set {name!r} already')
     own = SimpleNamespace(generator=generator)
@@ -55,7 +55,7 @@ def choices() -> str:
 
 
 def info(name: str) -> DatasetInfo:
-    """Return the entry of a data set; another name is the path of a query file."""
+    """Return the entry of a data set; any other name is the path of a query file."""
     if name in DATASETS:
         return DATASETS[name]
     return DatasetInfo(name, 'the strings of a .jsonl file', f'{_HERE}.jsonl')

@@ -59,7 +59,7 @@ BLAME = {
 NEUTRAL = {'long': -0.3, 'quiet': 0, 'simple': 0.2, 'loud': -0.2}
 ENDINGS = {'sadly': -0.7, 'luckily': 0.7, 'throughout': 0, 'today': 0, 'indeed': 0}
 VALUES = PRAISE | BLAME | NEUTRAL | ENDINGS
-# Factors of the value of the next adjective.
+# Factors that multiply the value of the next adjective.
 DEGREES = {'very': 1.5, 'really': 1.5, 'truly': 1.7, 'quite': 0.8}
 NEGATIONS = {'not': -0.8, 'never': -0.9, 'hardly': -0.6}
 JOINS = ('and', 'but')
@@ -97,7 +97,7 @@ def queries() -> list[str]:
 
 @functools.cache
 def responses(liked: bool) -> Mapping[str, float]:
-    """Return {response: probability} in reviews that praise the film, or that blame it."""
+    """Return {response: probability} in reviews whose author liked the film, or did not."""
     probabilities: dict[str, float] = collections.defaultdict(float)
     for pattern, weight in PATTERNS.items():
         prefixes = {(): weight / sum(PATTERNS.values())}

@@ -6,8 +6,8 @@ from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
 from lm_human_preferences.utils.option_checks import ceil_div
 
-MOST_KL_ERROR = 0.2  # largest relative error of the KL divergence that one step corrects
-MOST_AT_A_TIME = 1_000_000  # responses; no memory holds many more
+MOST_KL_ERROR = 0.2  # relative KL errors of a step are clipped to this
+MOST_AT_A_TIME = 1_000_000  # responses in a batch; no memory holds many more
 
 
 @dataclass
@@ -36,7 +36,7 @@ class PpoHParams(hyperparams.HParams):
     lam: float = option(0.95, 'lambda of generalised advantage estimation', at_least=0, at_most=1)
     whiten_rewards: bool = option(True, 'scale the rewards of each minibatch to deviation 1')
     samples_per_query: int = own_option(
-        1, 'responses to each query; of several, the mean of the others is the baseline', at_least=1
+        1, 'responses per query; with several, each is compared to the mean of others', at_least=1
     )
     micro_batch_size: int | None = own_option(
         None, 'responses that a rank processes at a time; None: a minibatch', at_least=1

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
 
-MOST_SAMPLES = 1024  # default limit of the samples
-# Ends of help texts
+MOST_SAMPLES = 1024  # default limit of --samples
+# Ends of the help texts of several options
 JUDGE = 'mock, the directory of a reward model or a classifier, ORG/NAME, or FILE.py:FUNCTION'
 BEST_OF = 'the best of this many, by the reward of the run or --judge'
 
@@ -46,7 +46,7 @@ class EvaluationHParams(hyperparams.HParams):
     batch_size: int = option(128, 'responses sampled at a time', at_least=1)
     seed: int = option(1, 'seed of the sampling and, for reviews, of the choice of --queries')
     kl_coef: float | None = option(
-        None, "KL coefficient of the optimum; None: the run's last", above=0
+        None, "KL coefficient of the optimal policy; None: the run's last", above=0
     )
     judge: str | None = option(
         None,
@@ -64,7 +64,7 @@ class EvaluationHParams(hyperparams.HParams):
 class ReportHParams(hyperparams.HParams):
     output: str | None = option(
         None,
-        'file of the page; None: report.html in RUN, or here for several or a remote one',
+        'file of the page; None: report.html in RUN, or here if RUN is remote or several',
         path=True,
     )
     names: bool = own_option(True, 'name the labellers')

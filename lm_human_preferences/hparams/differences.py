@@ -1,4 +1,4 @@
-"""Differences of settings, by the names of their options."""
+"""Settings that differ from those of an experiment, by option."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,9 +8,9 @@ from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import HParams, group_class
 
-Experiments = Mapping[str, Mapping[str, Any]]  # {command/experiment: what it sets}
+Experiments = Mapping[str, Mapping[str, Any]]  # {COMMAND/EXPERIMENT: {option: value}}
 OF_ONE_START = ('run.resume', 'run.console')  # options that a resumed run does not keep
-# What a run itself decides, and the task, which a policy and its new reward model share
+# Options that the program sets, and the new reward model's task, a copy of the policy's
 NOT_DECIDED = ('run.save_dir', f'{NEW_MODEL}.run.save_dir', f'{NEW_MODEL}.task.')
 
 
@@ -41,7 +41,7 @@ def differences(hparams: HParams, usual: HParams) -> dict[str, Any]:
 
 
 def task_options(task: TaskHParams, binds: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {option: value} of a task that differ from an experiment; binds: its settings."""
+    """Return {option: value} of a task's settings that differ from an experiment's `binds`."""
     usual = TaskHParams()
     for key, value in binds.items():
         if key.startswith('task.'):

@@ -9,7 +9,7 @@ from lm_human_preferences.hparams.reward_options import TOO_LONG
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
 
-# Scheme, host, port and path
+# Groups: scheme, host, port and path
 PUBLIC_URL = re.compile(r'(https?)://([\w.-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?(/[^?#\s]*)?', re.ASCII)
 
 
@@ -19,7 +19,7 @@ class AskHParams(hyperparams.HParams):
     repeated: float = option(
         0.0, 'fraction of the questions that several labellers answer', at_least=0, at_most=1
     )
-    labellers: int = option(5, 'labellers who answer such a question', at_least=2)
+    labellers: int = option(5, 'labellers who answer each repeated question', at_least=2)
     policy: str = option(
         'initial',
         "source of the samples: a run of train_policy, or 'initial', the initial model",
@@ -41,10 +41,10 @@ class AskHParams(hyperparams.HParams):
     )
     gold: str | None = option(
         None,
-        'the same with answers, which are known: they show how often each labeller is right',
+        'like --questions, with known answers: they show how often each labeller is right',
         path=True,
     )
-    ties: bool = own_option(False, 'let labellers prefer none of the samples of a new folder')
+    ties: bool = own_option(False, 'in a new folder, labellers may prefer none of the samples')
 
     def problems(self) -> Iterator[tuple[object, str]]:
         """Check that questions have one source."""
@@ -72,7 +72,7 @@ class ImportHParams(hyperparams.HParams):
     labeller: str = option(
         'imported', 'in a folder, who gave answers without a name; imported: several'
     )
-    ties: bool = own_option(False, 'let answers in a new folder prefer none of the samples')
+    ties: bool = own_option(False, 'in a new folder, answers may prefer none of the samples')
 
 
 @dataclass
@@ -112,7 +112,7 @@ class LabelHParams(hyperparams.HParams):
     simulate: SimulateHParams | None = option(None, 'have a reward answer instead of a person')
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that the ways to answer go together."""
+        """Check that there is only one way to answer."""
         yield self.web and self.simulate, 'give either {web} or {simulate}'
 
 
@@ -132,12 +132,12 @@ class ReportHParams(hyperparams.HParams):
     without: str | None = option(None, 'leave out the answers of these labellers: NAME,NAME')
     reward: str | None = option(
         None,
-        'also show how well the reward of this run, or another one, predicts the answers',
+        'also show how well this reward (of a run, or another) predicts the answers',
         path=True,
     )
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that a format of labels is given with a file for them, and that it is no table."""
+        """Check that `export_as` comes with a file to export to, which is not a table."""
         yield self.export_as != 'tokens' and self.export is None, '{export_as=}: give {export} FILE'
         is_table = self.export is not None and self.export.lower().endswith(('.csv', '.tsv'))
         yield is_table, '{export=}: give a name that ends in .json or .jsonl'

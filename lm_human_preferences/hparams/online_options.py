@@ -1,4 +1,4 @@
-"""Options of labels that are collected while a policy trains, and the schedule that they set."""
+"""Options for collecting labels while a policy trains, and the schedule that they set."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ SOURCES = (PEOPLE, 'mock', 'test')
 class Schedule:
     """Schedule of labels and retrainings of an online run (paper, section 2.3).
 
-    Before `step` of `steps`, from 0, it needs l(n) = initial + (labels - initial) * (1 - (1 -
-    step / steps)^2) labels. The reward model is trained before the first step, and again
-    `retrainings` times at evenly spaced l(n). ahead: questions asked beyond l(n), so that people
-    need not wait. All in integers: a step is the same on every machine.
+    Step n of `steps`, from 0, begins when there are l(n) = initial + (labels - initial) * (1 - (1 -
+    n / steps)^2) labels. The reward model is trained before the first step, and again `retrainings`
+    times at evenly spaced l(n). ahead: questions asked beyond l(n), so that people need not wait.
+    Integer arithmetic makes the schedule the same on every machine.
     """
 
     initial: int
@@ -45,7 +45,7 @@ class Schedule:
         return min(self.labels, ceil_div(wanted, batch) * batch)
 
     def models_at(self, step: int) -> int:
-        """Return the number of trainings of the reward model before `step`: 1 at the first."""
+        """Return how often the reward model has been trained when `step` begins; 1 at step 0."""
         done = self._progress(step) * (self.retrainings + 1) // self.steps**2
         return 1 + min(done, self.retrainings)
 
@@ -66,7 +66,7 @@ class ServeHParams(WebHParams):
 class OnlineHParams(hyperparams.HParams):
     asked_at_once: ClassVar[int] = 16  # questions in a batch, so that few steps wait for sampling
 
-    labels: int = option(None, 'labels learned by the end', at_least=1)
+    labels: int = option(None, 'labels collected by the end', at_least=1)
     initial: int | None = option(
         None, 'labels before the first episode; None: a quarter', at_least=1
     )
@@ -92,7 +92,7 @@ class OnlineHParams(hyperparams.HParams):
     )
     ties: bool = own_option(False, 'let people prefer none of the samples')
     patience: float | None = option(
-        None, 'hours to wait for labels until the run is saved and ends; None: any time', at_least=0
+        None, 'hours to wait for labels before a run is saved and ends; None: no limit', at_least=0
     )
 
     @property

@@ -21,8 +21,8 @@ from lm_human_preferences.utils.hyperparams import option, own_option
 from lm_human_preferences.utils.option_checks import check_multiple
 
 _IS_FUNCTION = re.compile(r'.+\.py:[^\W\d]\w*')
-_LEAST_TO_WHITEN = 8  # fewest responses of a minibatch that are whitened
-MOST_PESSIMISM = 100  # above it, a head's preferences would hardly count
+_LEAST_TO_WHITEN = 8  # fewest responses in a minibatch for whitening
+MOST_PESSIMISM = 100  # above this, a head's preferences would hardly count
 NEW_MODEL = 'rewards.train_new_model'
 
 
@@ -36,7 +36,7 @@ class RewardHParams(hyperparams.HParams):
 
     trained_model: str | None = option(
         None,
-        "reward model or classifier: path, URL, run or ORG/NAME; 'mock': known, of reviews",
+        "reward model or classifier: path, URL, run or ORG/NAME; 'mock': known reward of reviews",
         path=True,
     )
 
@@ -57,7 +57,7 @@ class RewardHParams(hyperparams.HParams):
 
     ensemble: int | None = own_option(
         None,
-        'reward models whose mean is the reward; None: one, or as trained_model has',
+        'reward models whose mean is the reward; None: all in trained_model, else one',
         at_least=1,
         at_most=reward_options.MOST_MEMBERS,
     )
@@ -68,7 +68,7 @@ class RewardHParams(hyperparams.HParams):
 
     @property
     def given_name(self) -> str:
-        """Name of a given reward model, with the class of a classifier."""
+        """Name of --rewards.trained_model, plus #CLASS if a class is given."""
         assert self.trained_model is not None
         return self.trained_model + (f'#{self.class_name}' if self.class_name is not None else '')
 
@@ -118,7 +118,7 @@ class RewardHParams(hyperparams.HParams):
         is_function = _IS_FUNCTION.fullmatch(trained or '')
         yield is_function, '{trained_model=} is a function of your own: give it as {function}'
         if trained is not None and new is not None:
-            # A run that is finished records its own reward model.
+            # Settings of a finished run name the reward model that it has trained: no conflict.
             run_dir = new.run.save_dir
             yield (
                 run_dir is None or trained != storage.join(run_dir, 'reward_model'),
@@ -155,7 +155,7 @@ class HParams(hyperparams.HParams):
     ppo: PpoHParams = field(default_factory=PpoHParams)
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check the minibatches, and that labels can be collected as the options say."""
+        """Check the minibatches, and the options for collecting labels."""
         parts = self.ppo.nminibatches
         new_model = self.rewards.train_new_model
         yield (
@@ -196,7 +196,7 @@ class HParams(hyperparams.HParams):
         yield is_nowhere, '{rewards.online.source=} needs a folder, so not --save_dir None'
 
     def _problems_of_kl_control(self) -> Iterator[tuple[object, str]]:
-        """Check that a coefficient above 0 stays above 0 when it adapts."""
+        """Check that an adaptive KL coefficient cannot fall from above 0 to 0 or below."""
         adaptive, size = self.rewards.adaptive_kl, self.ppo.batch_size
         if adaptive is None or self.rewards.kl_coef == 0:
             return
@@ -237,7 +237,7 @@ class HParams(hyperparams.HParams):
         return [reward_options.CommandHParams.command, self.command]
 
     def check_ranks(self, ranks: int) -> None:
-        """Raise UserError unless `ranks` ranks can share the batches and whiten their parts."""
+        """Raise UserError unless `ranks` ranks can share batches and whiten their minibatches."""
         parts = self.ppo.nminibatches * ranks
         self._check_shares({'--mpi': ranks})
         if problem := self._too_few_to_whiten(f'{parts} minibatches (--mpi {ranks})', parts):
@@ -246,7 +246,7 @@ class HParams(hyperparams.HParams):
             self.rewards.train_new_model.check_ranks(ranks)
 
     def _check_shares(self, ranks: dict[str, int]) -> None:
-        """Raise UserError unless minibatches share the batch, with all responses to a query."""
+        """Raise UserError unless the batch splits evenly, without splitting a query's responses."""
         parts = {
             '--ppo.nminibatches': self.ppo.nminibatches,
             '--ppo.samples_per_query': self.ppo.samples_per_query,
@@ -254,7 +254,7 @@ class HParams(hyperparams.HParams):
         check_multiple(self.ppo.batch_size, '--ppo.batch_size', {**ranks, **parts})
 
     def _too_few_to_whiten(self, parts_name: str, parts: int) -> str | None:
-        """Return an error message if each of `parts` parts is too small to whiten, else None."""
+        """Return an error message if `parts` minibatches are too small to whiten, or None."""
         if self.ppo.whiten_rewards and self.ppo.batch_size // parts < _LEAST_TO_WHITEN:
             return (
                 f'--ppo.batch_size {self.ppo.batch_size} in {parts_name} is too few for whitening:'

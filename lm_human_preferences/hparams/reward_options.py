@@ -16,13 +16,13 @@ from lm_human_preferences.utils.option_checks import check_multiple
 from lm_human_preferences.utils.stop_signals import STOP_TIMEOUT
 
 ON_ANOMALY = ('warn', 'stop')
-TRAINED, FROZEN = 'trained', 'frozen'  # a reward model trains its network, or only a head
-SAMPLED = 'mock'  # source whose labels are sampled at each start; their last digits may differ
+TRAINED, FROZEN = 'trained', 'frozen'  # values of --features: train a network, or only a head
+SAMPLED = 'mock'  # source whose labels each start samples anew, perhaps with other last digits
 COLLECTED = 'online'  # source of labels that are collected while the policy trains
 CONSOLES = ('summary', 'original')
 TOO_LONG = ('refuse', 'cut', 'skip')
 PRECISIONS = ('fp32', 'tf32', 'bf16')
-MOST_MEMBERS = 100  # most reward models of an ensemble
+MOST_MEMBERS = 100  # most reward models in an ensemble
 LONGEST_TIMEOUT = 10_000_000  # seconds, or 115 days
 
 
@@ -30,7 +30,7 @@ LONGEST_TIMEOUT = 10_000_000  # seconds, or 115 days
 class LabelHParams(hyperparams.HParams):
     type: str = option(None, 'such as best_of_4 or scalar_rating; docs/files.md lists all')
     num_train: int | None = option(
-        None, 'labels to train on, the first ones, a multiple of batch_size; None: all', at_least=1
+        None, 'labels to train on, from the first; a multiple of batch_size; None: all', at_least=1
     )
     source: str = option(
         None,
@@ -53,13 +53,13 @@ class LabelHParams(hyperparams.HParams):
     )
     error: float = own_option(
         0.0,
-        "probability of a random answer instead of the best, of the source 'mock'",
+        "probability of a random answer instead of the best, for the source 'mock'",
         at_least=0,
         at_most=1,
     )
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check the label type, and options that only some sources have."""
+        """Check the label type, and options that only some sources accept."""
         with about_option(self.option_name('type')):
             label_type = label_types.get(self.type)
         yield (
@@ -108,13 +108,13 @@ class RunHParams(hyperparams.HParams):
 
     @property
     def directory(self) -> str | None:
-        """Directory that the run writes: save_dir, or its staging directory; None if not saved."""
+        """Local directory for the run's files: save_dir, or its staging directory; or None."""
         return self.save_dir and storage.staging_dir(self.save_dir)
 
 
 @dataclass
 class CommandRunHParams(RunHParams):
-    """Options of a whole command, which a reward model trained by `train_policy` does not have."""
+    """Options of a command, which the new reward model of `train_policy` does not have itself."""
 
     resume: bool = own_option(False, 'continue from the latest checkpoint, if there is one')
     console: str = own_option(
@@ -125,7 +125,7 @@ class CommandRunHParams(RunHParams):
     )
     allreduce_timeout: int = own_option(
         ALLREDUCE_TIMEOUT,
-        'seconds that ranks wait for each other until all end',
+        'seconds that ranks wait for each other before all end',
         at_least=10,
         at_most=LONGEST_TIMEOUT,
     )
@@ -193,7 +193,7 @@ class HParams(hyperparams.HParams):
         return self.features == FROZEN
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that batches divide the labels that are asked for, as the original did."""
+        """Check that batches divide num_train, as the original did, and options of a head."""
         yield (
             self.lora is not None and self.task.policy.lora is None,
             '{lora} has no effect without --task.policy.lora on',
@@ -210,7 +210,7 @@ class HParams(hyperparams.HParams):
             and self.normalize_samples == self.rollout_batch_size == 1,
             '{normalize_samples=} with {rollout_batch_size=}: use more, for a deviation',
         )
-        # The number of all labels need not fit batches, and a head is fitted without them.
+        # All labels together need not fill whole batches; a head is fitted without batches.
         if self.labels.num_train is not None and not self.is_head:
             check_multiple(
                 self.labels.num_train,
@@ -230,18 +230,18 @@ class CommandHParams(HParams):
     """Settings of `train_reward`."""
 
     command: ClassVar[str] = 'train_reward'
-    policy: ClassVar[None] = None  # settings of the policy that this command trains
+    policy: ClassVar[None] = None  # this command trains no policy
 
     run: CommandRunHParams = field(default_factory=CommandRunHParams)
     ensemble: int = own_option(
         1,
-        'reward models with other seeds, whose mean is the reward',
+        'reward models to train, with different seeds; their mean is the reward',
         at_least=1,
         at_most=MOST_MEMBERS,
     )
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check also that a head is alone."""
+        """Check also that a head has no ensemble."""
         yield from super().problems()
         yield (
             self.is_head and self.ensemble > 1,

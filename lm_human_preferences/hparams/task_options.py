@@ -32,7 +32,7 @@ class LoraHParams(hyperparams.HParams):
 
 @dataclass
 class PolicyHParams(hyperparams.HParams):
-    temperature: float = option(1.0, 'divides the logits everywhere', above=0)
+    temperature: float = option(1.0, 'divides the logits, in sampling and in training', above=0)
     initial_model: str = option(
         None,
         'language model: 124M, 355M, 774M, 1558M, test, reviews, a directory, ORG/NAME',
@@ -43,7 +43,7 @@ class PolicyHParams(hyperparams.HParams):
     )
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that the base of adapters does not change."""
+        """Check that the base of adapters is the same at every start."""
         yield (
             self.lora is not None and self.initial_model == 'test',
             '{lora} needs a base that stays the same: {initial_model=} is random each time',
@@ -63,7 +63,7 @@ class TaskHParams(hyperparams.HParams):
     )
     query_prefix: str = option('', 'text put before every query')
     query_suffix: str = option('', 'text put after every query')
-    chat: bool = own_option(False, "contexts by the model's chat template (docs/models.md)")
+    chat: bool = own_option(False, "build contexts by the model's chat template (docs/models.md)")
     special_tokens: bool = own_option(
         False, 'read special tokens that texts spell out (docs/models.md)'
     )
@@ -75,13 +75,13 @@ class TaskHParams(hyperparams.HParams):
     )
     response_length: int = option(None, 'tokens of a response', at_least=1)
     truncate_token: int | None = option(
-        None, 'a response ends with the first one from truncate_after on; None: nowhere', at_least=0
+        None, 'token that ends a response, from truncate_after on; None: no token does', at_least=0
     )
     truncate_text: str | None = own_option(
-        None, 'the same, if given, for the first token with this text (docs/models.md)'
+        None, 'instead of truncate_token: tokens that hold this text (docs/models.md)'
     )
     stop: bool | None = own_option(
-        None, 'sample only up to the end of a response; None: in a chat (docs/models.md)'
+        None, 'sample only up to the end of a response; None: if it is a chat (docs/models.md)'
     )
     truncate_after: int = option(0, 'tokens of a response before truncate_token counts', at_least=0)
     penalty_reward_value: float = option(-1, 'score of a response without a truncate_token')
@@ -99,18 +99,18 @@ class TaskHParams(hyperparams.HParams):
         return self.chat if self.stop is None else self.stop
 
     def lengths(self) -> dict[str, int]:
-        """Return {'query_length', 'response_length'}, in tokens, of the texts of a question."""
+        """Return {'query_length': tokens, 'response_length': tokens}."""
         return {'query_length': self.query_length, 'response_length': self.response_length}
 
     def override_from_dict(self, flat_dict: dict[str, Any]) -> None:
-        """Override; a whole penalty stays an int, so that the original can read our files."""
+        """Override fields; whole penalties stay int, so that the original can read our files."""
         super().override_from_dict(flat_dict)
         penalty = self.penalty_reward_value
         if isinstance(penalty, float) and penalty.is_integer():
             self.penalty_reward_value = int(penalty)
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that a response can hold a truncate token that counts."""
+        """Check that truncate_after leaves room for a truncate token in a response."""
         yield (
             self.truncates and self.truncate_after >= self.response_length,
             '{truncate_after=} must be below {response_length=}: else no truncate token counts',

@@ -1,4 +1,4 @@
-"""Files, local and remote: atomic writing, a cache; the only room that opens remote paths."""
+"""Local and remote files: atomic writing, a cache. No other package opens remote paths."""
 
 from lm_human_preferences.storage.blobs import listing, remove, write
 from lm_human_preferences.storage.cache import (

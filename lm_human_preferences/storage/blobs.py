@@ -1,4 +1,4 @@
-"""Blobs of Azure and Google, by blobfile; errors are StorageErrors of one line with the URL."""
+"""Azure and Google blobs, through blobfile; errors are StorageErrors of one line with the URL."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def fetched(path: str, show_progress: bool) -> str:
         return blob.cached
     with _connected(path) as (blob, client):
         make_cache_folder(os.path.dirname(blob.cached))
-        # Asked before locking: without a network, all processes find out at the same time.
+        # Asked before locking, so that without a network all processes fail at the same time.
         stat = first_answer(lambda: client.stat(blob.path), blob.account)
         with filelock.FileLock(f'{blob.cached}.lock') as lock:
             try:
@@ -93,7 +93,7 @@ def _download(blob: Blob, client: Context, stat: Stat, show_progress: bool) -> N
     progress: dict[str, Any] = {'disable': True}
     if show_progress and stat.size >= NO_PROGRESS_BELOW:
         progress = progress_bar(f'fetching {blob.url}')
-    version = None if blob.account == GOOGLE else stat.version  # blobfile takes none for Google
+    version = None if blob.account == GOOGLE else stat.version  # blobfile accepts none for Google
     with (
         client.BlobFile(blob.path, 'rb', file_size=stat.size, version=version) as source,
         # Machines that share the disk may not share the lock: each has its own temporary file.
@@ -103,7 +103,7 @@ def _download(blob: Blob, client: Context, stat: Stat, show_progress: bool) -> N
         shutil.copyfileobj(counted, file, BLOCK_SIZE)
         file.flush()
         computed = md5(file.name)
-        expected = stat.md5 or computed  # a server need not give it
+        expected = stat.md5 or computed  # a server may report no MD5
         if file.tell() != stat.size or computed != expected:
             raise blob.error(
                 f'damaged on the way, {file.tell()} of {stat.size} bytes and MD5 {computed}'
@@ -111,7 +111,7 @@ def _download(blob: Blob, client: Context, stat: Stat, show_progress: bool) -> N
 
 
 def progress_bar(what: str) -> dict[str, Any]:
-    """Return the settings of a progress bar; without a terminal, print a line instead."""
+    """Return tqdm's settings for a progress bar; without a terminal, print a line instead."""
     is_terminal = sys.stderr.isatty()
     if not is_terminal:
         print(what, file=sys.stderr)
@@ -119,7 +119,7 @@ def progress_bar(what: str) -> dict[str, Any]:
 
 
 def write(path: str, source: BinaryIO) -> None:
-    """Upload the content of `source`, all of it or nothing."""
+    """Upload the content of `source` to `path`, all of it or nothing."""
     with _connected(path) as (blob, client):
         writing: Any = client.BlobFile(blob.path, 'wb', streaming=True, partial_writes_on_exc=False)
         with writing as target:
@@ -208,7 +208,7 @@ def _connection_pool(host: str) -> PoolManager:
 def _use_anonymous_access(account: str, container: str) -> None:
     """Have blobfile read a container of Azure without the user's credentials.
 
-    It has no option for this. tests/unit/test_storage.py checks that its private names still work.
+    Blobfile has no option for this; tests/unit/test_storage.py checks its private names used here.
     """
     from blobfile import _azure
 

@@ -1,6 +1,6 @@
 """Reading of local and remote files. Blobs are kept in $LMHP_CACHE, files of the hub in its cache.
 
-Blobs of openaipublic do not change; for any other, the server is asked each time. A download
+Blobs of openaipublic never change; for other blobs, the server is asked each time. A download
 becomes visible once its size and MD5 are right.
 """
 
@@ -25,7 +25,7 @@ from lm_human_preferences.storage.paths import (
     join,
 )
 
-LFS_BYTES = 1024  # more than a pointer of Git LFS has, which stands for a large file
+LFS_BYTES = 1024  # a Git LFS pointer, which stands for a large file, is smaller
 
 
 def read_text(path: str) -> str:
@@ -38,7 +38,7 @@ def read_text(path: str) -> str:
 
 
 def read_whole_lines(path: str) -> str:
-    """Return a UTF-8 file up to its last line end: a kill may have torn the rest."""
+    """Return a UTF-8 text up to its last line end: a killed writer may have torn the rest."""
     data = _read(path)
     return _decoded(data[: data.rfind(b'\n') + 1], path)
 
@@ -84,7 +84,7 @@ def parse_json_lines(text: str, name: str) -> list[tuple[str, Any]]:
 def parse_json(text: str | bytes, where: str, *, names_once: bool = False) -> Any:
     """Return the value of a JSON text; StorageError, which says `where`, if it is not JSON.
 
-    names_once: whether a field that an object has twice is an error; otherwise the last counts.
+    names_once: True to refuse objects that have a field twice; otherwise the last value counts.
     """
     try:
         return json.loads(text, object_pairs_hook=_each_name_once if names_once else None)
@@ -133,7 +133,7 @@ def is_model_here(directory: str) -> bool:
 
 
 def cached_path(path: str, *, show_progress: bool = True) -> str:
-    """Return a local path itself, or the copy of a remote file; NotFound if there is none."""
+    """Return a local path itself, or that of a remote file's copy; NotFound if there is no file."""
     if is_hub(path):
         return hub.cached_path(path)
     local = blobs.fetched(path, show_progress) if is_remote(path) else path

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from lm_human_preferences.errors import os_errors_as
 
-Opener = Callable[[str, int], int]  # the argument of open() that opens the file
+Opener = Callable[[str, int], int]  # type of the argument `opener` of open()
 AnyFile = TypeVar('AnyFile')
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks
 _not_inherited: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -30,7 +30,7 @@ def open_nofollow(path: str, flags: int, mode: int = 0o666) -> int:
         # O_NONBLOCK: else a pipe would wait until somebody opens its other end.
         number = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
     except OSError as e:
-        if e.errno == errno.ELOOP:  # 'Too many levels of symbolic links' would not say it
+        if e.errno == errno.ELOOP:  # 'Too many levels of symbolic links' would be obscure
             e.strerror = 'it is a symbolic link: put the file itself in its place'
         raise
     kind = os.fstat(number).st_mode
@@ -40,7 +40,7 @@ def open_nofollow(path: str, flags: int, mode: int = 0o666) -> int:
     return number
 
 
-open_private = functools.partial(open_nofollow, mode=0o600)  # new files are the owner's alone
+open_private = functools.partial(open_nofollow, mode=0o600)  # only the owner may read new files
 
 
 def is_within(path: str, directory: str) -> bool:
@@ -52,9 +52,9 @@ def is_within(path: str, directory: str) -> bool:
 def atomic_write(
     *targets: str, by: str | None = None, opener: Opener = open_nofollow
 ) -> Iterator[list[BinaryIO]]:
-    """Open files that replace all `targets` in order, or none; a kill leaves TARGET.BY.part.
+    """Yield open files, which after the block replace all `targets` in order; on an error, none.
 
-    by: the writer's name, by default the number of this process.
+    A killed process leaves TARGET.BY.part. by: the writer's name, by default its process number.
     """
     parts = [f'{target}.{by or os.getpid()}.part' for target in targets]
     try:
@@ -88,11 +88,11 @@ def sync_directory(directory: str) -> None:
 
 
 def append(file: io.FileIO, data: bytes, *, sync: bool) -> None:
-    """Append all of `data` to an unbuffered file, or nothing. sync: whether to flush it, too."""
+    """Append all of `data` to an unbuffered file, or nothing. sync: also flush it to the disk."""
     begin = file.seek(0, io.SEEK_END)
     rest = memoryview(data)
     try:
-        while rest:  # a disk that becomes full takes some bytes, and fails the next time
+        while rest:  # a disk that becomes full writes some bytes, then fails
             rest = rest[file.write(rest) :]
         if sync:
             os.fsync(file.fileno())
@@ -105,7 +105,7 @@ def append(file: io.FileIO, data: bytes, *, sync: bool) -> None:
 
 
 def closed_after_fork(file: AnyFile) -> AnyFile:
-    """Have processes that are forked from now on close a file or socket at once; return it."""
+    """Close a file or socket in all processes that are forked from now on; return it."""
     _not_inherited.add(file)
     return file
 
@@ -119,10 +119,10 @@ os.register_at_fork(after_in_child=_close_after_fork)
 
 
 def open_locked(path: str, mode: str, *, opener: Opener = open_nofollow) -> io.FileIO:
-    """Open a file, locked until it is closed; BlockingIOError if another process has it.
+    """Open a file, locked until it is closed; BlockingIOError if another process has locked it.
 
-    Forked processes do not inherit the lock. filelock is not used: it needs a second file beside
-    each, and follows links.
+    Forked processes do not inherit the lock. filelock is not used, since it needs a second file and
+    follows links.
     """
     file = closed_after_fork(io.FileIO(path, mode, opener=opener))
     try:
@@ -136,7 +136,7 @@ def open_locked(path: str, mode: str, *, opener: Opener = open_nofollow) -> io.F
 
 @contextlib.contextmanager
 def locked_folder(path: str) -> Iterator[None]:
-    """Lock a folder for the block, where that is possible; others who lock it wait."""
+    """Lock a folder within the block, if the file system can; other processes wait for it."""
     number = os.open(path, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # some file systems do not lock folders
@@ -174,8 +174,8 @@ def open_to_others(path: str) -> str | None:
     """Return why other users could replace the file or folder at `path`; None if they cannot.
 
     They can if everybody may write to it or to a folder above it, or if one of these belongs to
-    them and is in a folder like /tmp. Owners of folders elsewhere, groups, and mounts of root or
-    of this user are trusted.
+    another user and is in a folder like /tmp. Owners of folders elsewhere, groups, and mounts of
+    root or of this user are trusted.
     """
     for chain in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
         parts = [*reversed(pathlib.Path(chain).parents), pathlib.Path(chain)]
@@ -188,7 +188,7 @@ def open_to_others(path: str) -> str | None:
             if stat.S_ISLNK(state.st_mode) or not state.st_mode & stat.S_IWOTH:
                 continue
             is_sticky = bool(state.st_mode & stat.S_ISVTX)
-            # Volumes of containers are open to all.
+            # Mounts are no problem: volumes of containers are open to all.
             if is_foreign or not (is_sticky or os.path.ismount(part)):
                 return f'everybody may write to {part}, and replace what is in it'
             is_shared = is_shared or is_sticky
@@ -201,14 +201,14 @@ def free_bytes(directory: str) -> int:
 
 
 def existing_part(path: str) -> str:
-    """Return the deepest folder of a path that exists, or the path itself."""
+    """Return the path itself if it exists, else the deepest folder above it that does."""
     while not os.path.exists(path):
         path = os.path.dirname(path) or '.'
     return path
 
 
 def md5(path: str) -> str:
-    """Return the MD5 of a local file in hexadecimal; one that has not changed is not read again."""
+    """Return the MD5 of a local file in hexadecimal; an unchanged file is read only once."""
     stat = os.stat(path)
     return _md5(path, stat.st_size, stat.st_mtime_ns)
 

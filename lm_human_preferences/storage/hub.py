@@ -1,4 +1,4 @@
-"""Models and data sets of the Hugging Face hub, by its library and in its cache.
+"""Models and data sets of the Hugging Face hub, fetched by its library into its cache.
 
 Pickles and code are never fetched with a model. If the hub cannot be reached, the cache is used.
 """
@@ -25,10 +25,10 @@ os.environ['HF_HUB_DISABLE_XET'] = '1'
 os.environ['HF_HUB_DISABLE_TELEMETRY'] = '1'
 os.environ.setdefault('HF_HUB_VERBOSITY', 'error')
 
-CONFIGS = ('config.json', 'adapter_config.json')  # a model has one of these
+CONFIGS = ('config.json', 'adapter_config.json')  # every model has one of these
 SMALL_FILES = ('*.json', '*.txt', '*.jinja', '*.model')
 WEIGHTS = 'model*.safetensors'
-# Files in folders, such as onnx/, are for other programs; but for chat templates.
+# Files in folders, such as onnx/, are for other programs, except chat templates.
 IN_FOLDERS = ('*/*.json', '*/*.txt', '*/*.model', f'*/{WEIGHTS}')
 
 
@@ -45,7 +45,7 @@ def model_path(name: str) -> str | None:
 def pinned(name: str, *, ask: bool = True) -> str:
     """Fetch a file, or a model without its weights, and return its path with the commit.
 
-    ask: whether to ask the hub, or else take the commit that is in the cache.
+    ask: False to take the commit that is in the cache, without asking the hub.
     """
     hub = HubPath(_with_scheme(name))
     try:
@@ -57,7 +57,7 @@ def pinned(name: str, *, ask: bool = True) -> str:
     if not hub.name and not any(os.path.exists(os.path.join(copy, name)) for name in CONFIGS):
         raise hub.error(f'it has no {" or ".join(CONFIGS)}, so it is not a model of transformers')
     directory = copy.removesuffix(f'/{hub.name}') if hub.name else copy
-    return hub.at(os.path.basename(directory))  # the library names it by the commit
+    return hub.at(os.path.basename(directory))  # its name is the commit
 
 
 def is_pin_of(recorded: Any, given: Any) -> bool:
@@ -83,7 +83,7 @@ def cached_path(path: str) -> str:
 
 
 def is_here(path: str) -> bool:
-    """Return whether a file, or the description of a model, can be read without the network."""
+    """Return whether a file, or the config of a model, can be read without the network."""
     hub = HubPath(path)
     names = (hub.name,) if hub.name else CONFIGS
     return any(isinstance(_in_cache(hub, name), str) for name in names)
@@ -128,7 +128,7 @@ def _fetched(path: str, *, with_weights: bool = False, only_cached: bool = False
         )
     except errors.LocalEntryNotFoundError as e:
         raise hub.error(f'not in the cache, and {problem or e.__cause__ or e}', NotFound) from e
-    except errors.GatedRepoError as e:  # its terms are not accepted
+    except errors.GatedRepoError as e:  # the user has not accepted its terms
         raise hub.error(f'{e} (put your token into HF_TOKEN)') from e
     except (
         errors.RepositoryNotFoundError,  # also one that is private
@@ -144,7 +144,7 @@ def _fetched(path: str, *, with_weights: bool = False, only_cached: bool = False
 def hub_problem() -> str | None:
     """Return why this process uses only the cache; None if the hub answers.
 
-    Asked once, with a deadline: the library waits without end for a hub that is silent.
+    The hub is asked once, with a deadline: its library would wait for a silent hub without end.
     """
     from huggingface_hub import constants, get_session
 

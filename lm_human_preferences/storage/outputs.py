@@ -67,5 +67,5 @@ def new_directory(path: str, *errors: type[Exception]) -> Iterator[None]:
 def translate_errors(
     directory: str, fix: str = 'give another directory'
 ) -> contextlib.AbstractContextManager[None]:
-    """Raise an OSError of the block as a UserError about `directory` with the `fix`."""
+    """Turn an OSError in the block into a UserError that names `directory` and the `fix`."""
     return os_errors_as(f'--output_dir: cannot write to {directory}', f'; {fix}')

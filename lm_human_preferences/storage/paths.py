@@ -7,10 +7,10 @@ import urllib.parse
 
 from lm_human_preferences.errors import UserError, os_errors_as
 
-PUBLIC = 'openaipublic'  # the account with what the original published, which never changes
+PUBLIC = 'openaipublic'  # account of the original's published files, which never change
 HUB = 'hf://'  # prefix of paths of the Hugging Face hub (hub.py)
-GOOGLE = 'gs'  # in place of the account, which URLs of Google do not have
-MOVED_BUCKETS = ('gpt-2', 'lm-human-preferences')
+GOOGLE = 'gs'  # stands for the account, which Google's URLs do not have
+MOVED_BUCKETS = ('gpt-2', 'lm-human-preferences')  # Google buckets whose files PUBLIC has now
 _URL = re.compile(
     r'(?:az://(?P<azure>[a-z0-9]+)/'
     r'|https://(?P<https>[a-z0-9]+)\.blob\.core\.windows\.net/'
@@ -30,11 +30,11 @@ _UNSAFE = re.compile(r'[\\*?[\]\x00-\x1f\x7f\ud800-\udfff]|\.(part|lock)(/|$)')
 
 
 class StorageError(UserError):
-    """A file cannot be read or written."""
+    """Error: a file cannot be read or written."""
 
 
 class NotFound(StorageError):
-    """A file does not exist."""
+    """Error: a file does not exist."""
 
 
 class Remote:
@@ -49,9 +49,9 @@ class Remote:
 
 
 class Blob(Remote):
-    """Parsed URL of a blob. path: its URL as blobfile spells it. cached: the path of its copy.
+    """Parsed URL of a blob. path: its URL as blobfile spells it. cached: path of its local copy.
 
-    may_change: whether the server has to be asked if the copy is current.
+    may_change: True if the server must be asked whether the copy is current.
     """
 
     def __init__(self, path: str) -> None:
@@ -98,7 +98,7 @@ class HubPath(Remote):
         self.repository = match['repository']
         self.revision = urllib.parse.unquote(match['revision'] or 'main')
         self.name = name
-        self.is_commit = _COMMIT.fullmatch(self.revision) is not None  # which never changes
+        self.is_commit = _COMMIT.fullmatch(self.revision) is not None  # a commit never changes
 
     def at(self, commit: str) -> str:
         """Return the same path with `commit` as its revision."""
@@ -113,12 +113,12 @@ def is_hub(path: str) -> bool:
 
 
 def is_model_name(name: str) -> bool:
-    """Return whether `name` is ORG/NAME or ORG/NAME@REVISION, as a local path may be, too."""
+    """Return whether `name` looks like ORG/NAME or ORG/NAME@REVISION, as a local path may, too."""
     return _MODEL.fullmatch(name) is not None
 
 
 def is_safe(name: str) -> bool:
-    """Return whether a blob's name, as a relative path, stays below its folder."""
+    """Return whether a remote file's name, as a relative path, stays below the folder it is in."""
     if any(part in ('', '.', '..') for part in name.split('/')):
         return False
     return not _UNSAFE.search(name)
@@ -161,7 +161,7 @@ def absolute(path: str) -> str:
 
 
 def staging_dir(directory: str) -> str:
-    """Return the local directory for a run in `directory`: in the cache, if that is remote."""
+    """Return `directory`, or if it is remote, the local folder where a run's files are staged."""
     if not is_remote(directory):
         return directory
     try:

@@ -1,4 +1,4 @@
-"""Schemas of JSON values, since a file may hold anything."""
+"""Check of JSON values against schemas, since a file may hold anything."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ COUNT = range(2**63)
 
 
 def matches_schema(value: Any, schema: Any) -> bool:
-    """Return whether a JSON `value` has `schema`: types, ranges of integers, lists and dicts."""
+    """Return whether a JSON `value` fits `schema`: types, ranges, lists, tuples and dicts."""
     if isinstance(schema, dict):
         return isinstance(value, dict) and all(
             name in value and matches_schema(value[name], part) for name, part in schema.items()
@@ -19,5 +19,5 @@ def matches_schema(value: Any, schema: Any) -> bool:
         return is_list and all(map(matches_schema, value, schema))
     if isinstance(schema, range):
         return type(value) is int and value in schema
-    # True is an integer for Python alone.
+    # To Python True is an integer, in JSON it is not.
     return isinstance(value, schema) and (schema is bool or not isinstance(value, bool))

@@ -12,7 +12,7 @@ SUFFIXES = ('.csv', '.tsv')
 
 
 def is_table(path: str) -> bool:
-    """Return whether a file's name is that of a table."""
+    """Return whether a file's name ends in .csv or .tsv."""
     return path.lower().endswith(SUFFIXES)
 
 
@@ -23,7 +23,7 @@ def read_table(path: str) -> list[tuple[str, dict[str, str]]]:
     that is not as wide as the header.
     """
     text = read_text(path)
-    first = re.match('sep=([,;\t|])\n', text)  # Excel writes it so, and reads it
+    first = re.match('sep=([,;\t|])\n', text)  # line in which Excel names the separator
     lines = io.StringIO(text)
     lines.seek(first.end() if first else 0)
     begin = 2 if first else 1
