@@ -87,7 +87,7 @@ mock_task = combos(
     bind('policy.initial_model', 'reviews'),
 )
 
-# One turn of a chat, by a model that its user names, as are the queries and the reward.
+# One turn of a chat. The user names the model, the queries and the reward.
 chat_task = combos(
     bind_all(query_length=64, response_length=64, start_text=None, chat=True),
     bind_all('policy', temperature=0.7, lora='on'),
@@ -107,7 +107,7 @@ def reward_experiment(task: Sequence[Trial], *settings: Sequence[Trial]) -> list
 
 
 def books_reward(labels: str) -> list[Trial]:
-    """Return a reward model for continuing passages of books, from 5,000 labels."""
+    """Return an experiment: a reward model for continued passages of books, from 5,000 labels."""
     return reward_experiment(
         books_task,
         bind_all(batch_size=32, lr=5e-5, rollout_batch_size=512),
@@ -116,7 +116,7 @@ def books_reward(labels: str) -> list[Trial]:
 
 
 def summarize_reward(task: Sequence[Trial], labels: str) -> list[Trial]:
-    """Return a reward model for summaries, from labels collected while a policy trained."""
+    """Return an experiment: a reward model for summaries, from labels collected online."""
     return reward_experiment(
         task,
         bind_all('labels', source=f'{LABELS}/{labels}/online_45k.json', num_train=46_000),
@@ -140,7 +140,7 @@ reward_experiments = {
         bind_all(batch_size=32, lr=5e-3),
         bind('run.log_interval', 32),
     ),
-    # Labels and their queries are the user's.
+    # The user names the labels, which contain queries.
     'chat': combos(
         bind_nested('task', chat_task),
         bind('labels.type', 'best_of_2'),
@@ -166,7 +166,7 @@ def adaptive_kl_policy(
     kl_target: float = 6.0,
     **ppo: Any,
 ) -> list[Trial]:
-    """Return a policy kept `kl_target` nats from the initial one, with a new reward model."""
+    """Return an experiment: a policy with a KL near `kl_target` nats, and a new reward model."""
     return combos(
         bind_nested('task', task),
         bind_all('ppo', **ppo),
@@ -178,7 +178,7 @@ def adaptive_kl_policy(
 
 
 def summarize_policy(experiment: str, task: Sequence[Trial], kl_coef: float) -> list[Trial]:
-    """Return a policy with a fixed KL coefficient, with a new reward model."""
+    """Return an experiment: a policy with a fixed KL coefficient, and a new reward model."""
     return combos(
         bind_nested('task', task),
         new_reward_model(experiment),
@@ -275,13 +275,13 @@ def recorded_run(save_dir: str) -> tuple[str, str]:
         if storage.exists(storage.join(directory, name)):
             return command, directory
         if command in run_record.read(directory):
-            missing = name  # of a policy's run, which is not a run of its reward model
+            missing = name  # the run is of this command, but its settings are gone
             break
     raise UserError(f'{save_dir} holds no run that could go on: it has no {missing}')
 
 
 def settings_of_experiments() -> dict[str, dict[str, Any]]:
-    """Return the settings of all experiments by command/experiment."""
+    """Return {COMMAND/EXPERIMENT: {option: value}} of all experiments."""
     found = {}
     for command, experiments in EXPERIMENTS.items():
         for name in experiments:

@@ -8,7 +8,7 @@ For example:
       --prompt 'the film was' --best_of 16
   ./sample.py sample --model ./my-model --prompt 'What is rain?'
 
-The task of a --model is that of the experiment `chat`, but for options --task.NAME.
+A --model gets the task of the experiment `chat`, unless options --task.NAME change it.
 """
 
 from collections.abc import Iterator
@@ -87,7 +87,7 @@ class SampleHParams(launch.RankHParams):
             run_settings.load_run_hparams(self.save_dir)  # without waiting for torch
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that there is something to do for a judge."""
+        """Check that there is something for the judge to do."""
         yield (
             self.judge and self.best_of == 1 and self.output is None,
             '{judge=} has nothing to do: give {best_of} N, or {output} FILE for the scores',
@@ -95,12 +95,12 @@ class SampleHParams(launch.RankHParams):
 
 
 def sample(settings: dict[str, Any]) -> None:
-    """Start the job; a model has the task of `chat`, but for the user's `settings`."""
+    """Start the job; a --model gets the task of `chat`, except for the user's `settings`."""
     if settings.get('model') is not None:
         chat = user_settings.bindings(experiments.reward_experiments, 'chat', 'sample')
         task = {name: value for name, value in chat.items() if name.startswith('task.')}
         if settings.keys() & {'prompt', 'queries'}:
-            task['task.query_dataset'] = 'test'  # of which nothing is read
+            task['task.query_dataset'] = 'test'  # required, but not read
         settings = {**task, **settings, 'task.policy.initial_model': settings['model']}
     launch.Job(launch.JobName.SAMPLE, SampleHParams).start(settings)
 

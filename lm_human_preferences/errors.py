@@ -48,7 +48,7 @@ def disk_errors_reported() -> Iterator[None]:
 
 @contextlib.contextmanager
 def os_errors_as(what: str, fix: str = '', kind: type[UserError] = UserError) -> Iterator[None]:
-    """Raise an OSError within the block as a UserError: `what`, its reason, `fix`."""
+    """Turn an OSError within the block into a `kind` of error: `what`, the reason, `fix`."""
     try:
         yield
     except OSError as e:
@@ -57,7 +57,7 @@ def os_errors_as(what: str, fix: str = '', kind: type[UserError] = UserError) ->
 
 @contextlib.contextmanager
 def no_panics() -> Iterator[None]:
-    """Turn a panic of Rust, which is not an Exception, into a RuntimeError."""
+    """Turn a panic of a Rust library, which is not an Exception, into a RuntimeError."""
     try:
         yield
     except BaseException as e:
@@ -68,7 +68,7 @@ def no_panics() -> Iterator[None]:
 
 @contextlib.contextmanager
 def about_option(option: str, kind: type[UserError] = UserError) -> Iterator[None]:
-    """Turn an error of this kind within the block into an OptionError about `option`."""
+    """Turn an error of class `kind` within the block into an OptionError about `option`."""
     try:
         yield
     except kind as e:
@@ -76,5 +76,5 @@ def about_option(option: str, kind: type[UserError] = UserError) -> Iterator[Non
         raise OptionError(option, text) from e
 
 
-# Leaves errors that are not about an option as they are.
+# Changes the option that an OptionError names; passes on other errors.
 option_renamed = functools.partial(about_option, kind=OptionError)

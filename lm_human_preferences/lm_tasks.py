@@ -31,12 +31,12 @@ def initial_model(name: str) -> TrainedModel:
 
 
 def initial_encoding(name: str) -> Encoding:
-    """Return the encoding of the model of this name without training `reviews`."""
+    """Return the encoding of the model called `name`, without training `reviews`."""
     return encodings.Reviews if name == encodings.Reviews.name else TrainedModel(name).encoding
 
 
 def known_model(name: str) -> tuple[HParams, Encoding] | None:
-    """Return sizes and encoding of the model of this name; None unless known without its files."""
+    """Return (sizes, encoding) of the model called `name` if known without its files, or None."""
     if name == encodings.Reviews.name:
         from lm_human_preferences.synthetic import language_model
 
@@ -46,7 +46,7 @@ def known_model(name: str) -> tuple[HParams, Encoding] | None:
 
 
 def truncate_tokens(hparams: TaskHParams, encoder: Encoder | None) -> frozenset[int] | None:
-    """Return the tokens that end a response, or None; UserError if --task.stop knows none."""
+    """Return the tokens that end a response, or None; UserError if --task.stop finds none."""
     if hparams.truncate_text:
         assert encoder is not None
         return _tokens_holding(encoder, hparams, 'truncate_text')
@@ -69,11 +69,11 @@ def truncate_tokens(hparams: TaskHParams, encoder: Encoder | None) -> frozenset[
 
 
 def policy_settings(hparams: TaskHParams, encoder: Encoder) -> dict[str, Any]:
-    """Return the arguments of a Policy that its task decides."""
+    """Return the keyword arguments of Policy that the task decides."""
     is_among = _is_among(truncate_tokens(hparams, encoder)) if hparams.stops else None
 
     def is_end(tokens: torch.Tensor, position: int) -> torch.Tensor:
-        """Return which of the sampled `tokens (batch,)` end their responses."""
+        """Return whether each of the sampled `tokens (batch,)` ends its response: bool (batch,)."""
         assert is_among is not None
         if position < hparams.truncate_after:
             return torch.zeros_like(tokens, dtype=torch.bool)
@@ -131,9 +131,9 @@ def postprocess_fn_from_hparams(
 def filter_fn_from_hparams(
     hparams: TaskHParams, encoder: Encoder | None = None, *, anywhere: bool = False
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the function from responses (batch, length) to whether they have an end, (batch,).
+    """Return a function of responses (batch, length): bool (batch,), True where one has an end.
 
-    anywhere: whether an end before truncate_after counts, too.
+    anywhere: True to count also an end before truncate_after.
     """
     is_end = _is_among(truncate_tokens(hparams, encoder))
     first = 0 if anywhere else hparams.truncate_after
@@ -147,7 +147,7 @@ def filter_fn_from_hparams(
 
 
 def _is_among(tokens: frozenset[int] | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """Return the elementwise membership test of `tokens` for token ids; None for None."""
+    """Return a function that tests for each of its token ids if it is in `tokens`; or None."""
     if tokens is None:
         return None
     among = torch.tensor(sorted(tokens))
@@ -180,7 +180,7 @@ def _affixes(hparams: TaskHParams, encoder: Encoder) -> tuple[list[int], list[in
 
 
 def contexts_of(hparams: TaskHParams, encoder: Encoder) -> Contexts | None:
-    """Return what makes contexts; None where prefix and suffix are put around the tokens."""
+    """Return the maker of contexts; None if prefix and suffix tokens just surround the query's."""
     if hparams.chat:
         return chat_template(hparams, encoder)
     encoder = tokenisers.text_encoder(encoder, hparams.special_tokens)
@@ -228,7 +228,7 @@ def check_lengths(hparams: TaskHParams, encoder: Encoder, sizes: Sizes) -> None:
 
 
 def _tokens_holding(encoder: Encoder, hparams: TaskHParams, option: str) -> frozenset[int] | None:
-    """Return the tokens that contain the text of an option; None without a text."""
+    """Return the tokens that contain the text of `option`; None if it has no text."""
     text = getattr(hparams, option)
     if not text:
         return None
@@ -238,7 +238,7 @@ def _tokens_holding(encoder: Encoder, hparams: TaskHParams, option: str) -> froz
 
 @dataclasses.dataclass(eq=False)
 class QuerySampler:
-    """Stream of batches of queries. position: (texts read, sequences taken), valid on rank 0."""
+    """Stream of batches of queries. position: (texts read, sequences other ranks took then)."""
 
     hparams: TaskHParams
     batch_size: int
@@ -262,7 +262,7 @@ class QuerySampler:
         return {'tokens': torch.tensor(batch, dtype=torch.int64)}
 
     def seek(self, position: tuple[int, int]) -> None:
-        """Continue from rank 0's `position`, even one of another number of ranks."""
+        """Continue from the `position` of rank 0, even if the number of ranks was another."""
         self.position = position
         self.sequences = self.dataset.sequences(self.rules, comm=self.comm, skip=position)
 
@@ -276,8 +276,8 @@ def make_query_sampler(
     comm: Comm | None = None,
     labels: str | None = None,
 ) -> QuerySampler:
-    """Return the sampler of a task's queries. labels: source to use if the data set is lost."""
-    # As in the original, files are read in the same order in every run, unless the user asks.
+    """Return the sampler of a task's queries. labels: source of queries if the data set is lost."""
+    # As in the original, every run reads files in the same order, unless query_seed is set.
     seed = hparams.query_seed if mode == 'train' else 0
     if registry.info(hparams.query_dataset).seed_per_run:
         seed = int(torch.randint(2**31, ()))
@@ -309,7 +309,7 @@ def query_columns(
 ) -> dict[tuple[int, ...], Mapping[str, Any]]:
     """Return {tokens of a padded query: fields beside it} of the user's data set; else {}.
 
-    UserError if two records have the same query and other fields that differ.
+    UserError if two records have the same query, but differ in the fields beside it.
     """
     name = hparams.query_dataset
     found: list[tuple[list[int], jsonl.Query]] = []
@@ -330,7 +330,7 @@ def query_columns(
 def columns_by_tokens(
     queries: Iterable[tuple[Sequence[int], jsonl.Query]],
 ) -> dict[tuple[int, ...], Mapping[str, Any]]:
-    """Return the other fields of each (tokens, query) pair by its tokens; see query_columns."""
+    """Return {tokens: columns} of (tokens, query) pairs; UserError as in query_columns."""
     found: dict[tuple[int, ...], Mapping[str, Any]] = {}
     for tokens, query in queries:
         if found.setdefault(tuple(tokens), query.columns) != query.columns:
@@ -349,7 +349,7 @@ def query_notes(hparams: TaskHParams, encoder: Encoder, mode: str) -> list[str]:
     sampler = make_query_sampler(hparams, encoder=encoder, batch_size=1, mode=mode)
     usage, is_all = sampler.dataset.usage(sampler.rules)
     if usage['used'] == 0:
-        sampler()  # an error, unless a text further on makes a query
+        sampler()  # UserError, unless a later text makes a query
     texts = f'{usage["texts"]} texts' if is_all else f'its first {usage["texts"]} texts'
     lines = [f'Queries are from {jsonl.part_of(name, mode)}: {usage["used"]} of {texts} are used']
     cuts = {
@@ -369,7 +369,7 @@ def query_notes(hparams: TaskHParams, encoder: Encoder, mode: str) -> list[str]:
 
 
 def _left_out(usage: Mapping[str, int], hparams: TaskHParams) -> list[str]:
-    """Return the reasons for unused texts with their counts."""
+    """Return ['REASON: COUNT', ...] of the texts that are not used."""
     length = f'--task.query_length {hparams.query_length}'
     reasons = {
         f'without --task.start_text {hparams.start_text!r}': usage['no_start'],

@@ -11,7 +11,7 @@ _ROOT = Path(__file__).parents[1]  # folder of the project
 
 
 def typed(command: str, *words: str) -> str:
-    """Return `command` and quoted `words` as they can be typed in any folder."""
+    """Return `command` and quoted `words` as the user can type them in the current folder."""
     command = ' '.join([command, *map(shlex.quote, words)])
     is_script = command.startswith('./')
     if is_script:

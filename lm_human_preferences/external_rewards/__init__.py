@@ -1,1 +1,1 @@
-"""Rewards that read texts, decoded for them: a function of the user's, or a classifier."""
+"""Rewards that read decoded texts: a function of the user's, or a classifier."""

@@ -1,4 +1,4 @@
-"""Rewards that read texts, by the names that options and commands give them."""
+"""Look-up of rewards that read texts by the names that users give in options."""
 
 import os
 
@@ -11,10 +11,10 @@ from lm_human_preferences.runs import reward_function, run_files
 
 
 def text_scorer(name: str, *, chat: bool, may_be_code: bool = False) -> TextScorer | None:
-    """Return the reward called `name`, or of the run, if it reads texts; None if it does not.
+    """Return the function or classifier that `name` means; None if it means another reward.
 
-    may_be_code: True if `name` was typed in this command, for an option that takes a function. A
-    directory that is called like a function is a directory nevertheless.
+    may_be_code: True if `name` was typed in this command, for an option that takes a function. An
+    existing directory called FILE.py:FUNCTION is not taken for a function.
     """
     is_code = reward_function.is_one(name) or name.endswith('.py')
     if may_be_code and is_code and not os.path.isdir(name):
@@ -39,7 +39,7 @@ def text_scorer(name: str, *, chat: bool, may_be_code: bool = False) -> TextScor
 
 
 def _split_class(name: str) -> tuple[str, str]:
-    """Split DIRECTORY#CLASS; '' for no class."""
+    """Return (DIRECTORY, CLASS) of DIRECTORY#CLASS; CLASS is '' if there is none."""
     if os.path.exists(name):
         return name, ''
     directory, _, class_name = name.partition('#')

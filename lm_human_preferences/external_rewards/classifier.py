@@ -2,9 +2,9 @@
 
 The reward is its single output, or the log odds of one of its classes. The classifier has a
 tokeniser of its own. Sequences of different lengths are never padded to one length, since the
-effect of padding depends on the family. Many families read the last token that is not the padding
-token, also here: a model whose template ends with the padding token was trained that way. Nothing
-is read that is or can hold code: no pickles, and nothing that `auto_map` names.
+effect of padding depends on the model family. Many families score at the last token that is not the
+padding token. That is kept even for a template that ends with the padding token, since the model
+was trained that way. Files that can hold code are not read: pickles, and what `auto_map` names.
 """
 
 import inspect
@@ -34,16 +34,16 @@ from lm_human_preferences.utils.rendering import TemplateError, render
 from lm_human_preferences.utils.streams import note
 
 BATCH = 16_384  # most tokens in one forward pass
-# Stands for a missing padding token, without which transformers takes one text at a time. The last
-# token of every text is read then.
+# Stands for a missing padding token, without which transformers would take only one text at a time.
+# No token equals it, so the last token of every text is read.
 NO_TOKEN = -1
 CONFIG = 'config.json'
 MODEL_CLASS = 'AutoModelForSequenceClassification'
-KIND = 'ForSequenceClassification'  # ending of the names of such models
+KIND = 'ForSequenceClassification'  # ending of the class names of such models
 MOST_LABELS = 10_000  # a config with more labels is damaged
-TYPES = 'token_type_ids'  # input that numbers the segments of a text
-Tokens = list[tuple[int, int]]  # (token, type)
-_AS_SAVED = {'sinusoidal_pos_embds': False}  # positions in the file are loaded, not computed
+TYPES = 'token_type_ids'  # name of the input that numbers the segments of a text
+Tokens = list[tuple[int, int]]  # [(token id, segment type), ...]
+_AS_SAVED = {'sinusoidal_pos_embds': False}  # load positions from the file, not compute them
 
 
 class Classifier(TextScorer):
@@ -56,7 +56,7 @@ class Classifier(TextScorer):
         folder = storage.cached_directory(directory)
         config = read_config(folder)
         self._class = _class_of(config, class_name, directory)
-        self.is_exported = hasattr(config, 'reward_constant')  # by `export`, from a reward model
+        self.is_exported = hasattr(config, 'reward_constant')  # `export` made it of a reward model
         self._constant = getattr(config, 'reward_constant', 0.0)
         if type(self._constant) not in (int, float) or not abs(self._constant) < LARGEST:
             raise UserError(
@@ -94,9 +94,9 @@ class Classifier(TextScorer):
         return scores
 
     def _tokens(self, texts: Sequence[Texts]) -> list[Tokens]:
-        """Return the (token, type) pairs of the texts, cut to the classifier's limit."""
+        """Return each text's (token, type) pairs, cut to the classifier's limit."""
         whole = [self._dialogue(each) if self._chat else each.whole for each in texts]
-        # A template contains the special tokens; elsewhere their spellings are text.
+        # A rendered template has special tokens in it; elsewhere their spellings are ordinary text.
         with failing('read', whole, f'{self.name}: its tokeniser'):
             rows = self._tokeniser(
                 whole,
@@ -114,7 +114,7 @@ class Classifier(TextScorer):
 
     def _dialogue(self, texts: Texts) -> str:
         dialogue = messages.as_messages(texts.query)
-        if dialogue[-1]['role'] == messages.ASSISTANT:  # the response goes on from its turn
+        if dialogue[-1]['role'] == messages.ASSISTANT:  # the response continues that turn
             dialogue[-1]['content'] += texts.whole[len(texts.query) :]
         else:
             dialogue.append({'role': messages.ASSISTANT, 'content': texts.response})
@@ -141,7 +141,7 @@ class Classifier(TextScorer):
         tokens, types = torch.tensor(rows, device=self._model.device).unbind(2)
         inputs = {'input_ids': tokens, 'attention_mask': torch.ones_like(tokens)}
         if types.any() and TYPES in inspect.signature(self._model.forward).parameters:
-            inputs[TYPES] = types  # as XLNet's tokeniser gives its last token one of its own
+            inputs[TYPES] = types  # XLNet's tokeniser gives the last token a type of its own
         with torch.autocast(tokens.device.type, enabled=False):
             output: Any = self._model(**inputs)
         return output.logits.float().cpu()
@@ -206,9 +206,9 @@ def read_config(directory: str) -> Any:
 
 
 def read_model(directory: str, config: Any) -> Any:
-    """Load a classifier in float32; UserError unless all of it is in the files."""
+    """Load a classifier in float32; UserError unless the files have all of its weights."""
     weights = PretrainedWeights(directory, config, MODEL_CLASS)
-    # The size is compared with that of the files before any memory is taken for it.
+    # The model's size is compared with that of its files before memory is allocated for it.
     with explained(weights.path), torch.device('meta'):
         empty = empty_model(config, MODEL_CLASS)
     needed = model_sizes.FLOAT * sum(parameter.numel() for parameter in empty.parameters())
@@ -231,7 +231,7 @@ def read_model(directory: str, config: Any) -> Any:
 
 
 def read_tokeniser(directory: str, model: Any) -> Any:
-    """Load the tokeniser in a local directory; UserError where it is not the model's."""
+    """Load the tokeniser in a local directory; UserError if the model lacks some of its tokens."""
     from transformers import AutoTokenizer
 
     with explained(directory, ': its tokeniser cannot be read'):
@@ -245,7 +245,7 @@ def read_tokeniser(directory: str, model: Any) -> Any:
             f'{directory}: its tokeniser has {len(tokens)} tokens, up to number'
             f' {max(tokens, default=0)}, but the model knows {rows}'
         )
-    tokeniser.truncation_side = 'left'  # which cuts the beginning of the query
+    tokeniser.truncation_side = 'left'  # texts that are too long lose the beginning of the query
     tokeniser.model_max_length = _limit(tokeniser, model)
     return tokeniser
 
@@ -256,7 +256,7 @@ def _limit(tokeniser: Any, model: Any) -> int:
     if isinstance(positions, int):
         limits.append(positions)
     for name, module in model.named_modules():
-        # Some families count positions from the one after the padding's.
+        # Some families number positions from padding_idx + 1.
         if name.endswith('position_embeddings') and isinstance(module, torch.nn.Embedding):
             first = 0 if module.padding_idx is None else module.padding_idx + 1
             limits.append(module.num_embeddings - first)

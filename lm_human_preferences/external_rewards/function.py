@@ -1,9 +1,9 @@
-"""Reward of a function of the user's: --rewards.function FILE.py:FUNCTION.
+"""Reward by a function of the user's: --rewards.function FILE.py:FUNCTION.
 
 The function gets two lists of texts, queries and responses. Further parameters get the columns of
-the query file that have their names; **columns gets all of them. The function returns a number for
-each response, or named parts {name: numbers}, whose sum is the reward unless one of them is called
-score, or both: (numbers, {name: numbers}).
+the query file that have their names; **columns gets all columns. The function returns a number for
+each response; or {name: numbers} of components, whose sum is the reward unless one is called score;
+or both: (numbers, {name: numbers}).
 
 Every rank runs the file once, and calls the function for its own responses. The state of the
 function's module is neither saved with the run nor shared by the ranks.
@@ -36,14 +36,14 @@ from lm_human_preferences.utils.core import default_device
 
 SHOWN = 200  # most characters of an exception's message
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-# Names of parameters that show another order than queries, responses.
+# Names that the first and the second parameter must not have: the order would be wrong.
 _OF_RESPONSES = ('responses', 'response', 'completions', 'completion')
 _OF_QUERIES = ('queries', 'query', 'prompts', 'prompt')
 _NO_NUMBERS = np.empty(0, dtype=object)
 
 
 class FunctionScorer(TextScorer):
-    """Reward by the function of `source`, whose file is run here; UserError if that fails."""
+    """Reward by the function of `source`, whose file is run at once; UserError if it fails."""
 
     def __init__(self, source: Source) -> None:
         self.name = source.name
@@ -58,7 +58,7 @@ class FunctionScorer(TextScorer):
     def score_and_parts(
         self, texts: Sequence[Texts]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return scores and named parts of them, (texts,) each; UserError as `score`."""
+        """Return scores (texts,), {name: component (texts,)}; UserError if the function fails."""
         queries = [each.query for each in texts]
         responses = [each.response for each in texts]
         columns = self._columns(texts)
@@ -121,7 +121,7 @@ class FunctionScorer(TextScorer):
 
     @contextlib.contextmanager
     def _reported(self, problem: str) -> Iterator[None]:
-        """Report whatever the user's code raises in one line."""
+        """Turn whatever the user's code raises into a UserError of one line."""
         try:
             yield
         except KeyboardInterrupt:
@@ -130,7 +130,7 @@ class FunctionScorer(TextScorer):
             raise self._error(f'{problem} {self._told(e)}') from e
 
     def _told(self, error: BaseException) -> str:
-        """Return an exception of the file in one line, with its last place in the user's code."""
+        """Return an exception as one line, with its last place in the user's file."""
         message = ' '.join(str(error).split())
         told = f'{type(error).__name__}: {message:.{SHOWN}}' if message else type(error).__name__
         if isinstance(error, ModuleNotFoundError):
@@ -144,7 +144,7 @@ class FunctionScorer(TextScorer):
 
 
 def _scores_and_parts(returned: Any, count: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Convert a function's result to scores and named parts; UserError as _as_scores."""
+    """Convert a function's result to scores and {name: component}; UserError as _as_scores."""
     parts: dict[Any, Any] = {}
     if isinstance(returned, dict):
         parts = dict(returned)
@@ -179,12 +179,12 @@ def _as_scores(returned: Any, count: int) -> torch.Tensor:
 
 
 def _as_array(returned: Any) -> np.ndarray:
-    """Return a list, array or tensor as an array; an empty one of objects if not numbers."""
+    """Convert a list, array or tensor to an array; _NO_NUMBERS if it cannot be converted."""
     try:
         if isinstance(returned, torch.Tensor):
             return returned.detach().cpu().double().numpy()
         if isinstance(returned, (list, tuple)):
-            # Of tensors or arrays on whatever device; numpy makes text of numbers beside text.
+            # Items may be tensors on any device. Checked, since numpy makes text of mixed items.
             returned = [value.item() if hasattr(value, 'item') else value for value in returned]
             if not all(isinstance(value, (int, float)) for value in returned):
                 return _NO_NUMBERS
@@ -195,7 +195,7 @@ def _as_array(returned: Any) -> np.ndarray:
 
 @contextlib.contextmanager
 def _apart() -> Iterator[None]:
-    """Protect the run's random numbers, signals and streams from the block, which is foreign code.
+    """Protect the run's random numbers, signals and streams from the user's code in the block.
 
     A process that is forked in the block ends with the block, so that there is only one run.
     """
@@ -227,10 +227,10 @@ def _let_children_import(name: str, text: str, path: str) -> None:
 
 @functools.cache
 def _folder_of_modules() -> str:
-    """Make a folder for this process, which is deleted when it ends."""
+    """Return a temporary folder, which is deleted when this process ends."""
     folder = tempfile.TemporaryDirectory()
     worker.before_exit(folder.cleanup)
     return folder.name
 
 
-_numbers = itertools.count()  # a file may be run again, as a judge: pickle needs one module a name
+_numbers = itertools.count()  # pickle needs a module name for each time that a file runs

@@ -1,4 +1,4 @@
-"""Rewards that read texts, asked about tokens."""
+"""Rewards that read texts, and their adapter to an interface of tokens."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -10,11 +10,11 @@ from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.ppo import PART
 
-LARGEST = 1e15  # the sum of such squares over a batch is finite in float32
+LARGEST = 1e15  # largest score; the sum of its squares over a batch is finite in float32
 
 
 class Texts(NamedTuple):
-    """Query and response as people read them. whole: both as one text. columns: of the query."""
+    """Query and response as people read them. whole: both as one text. columns: the query's."""
 
     query: str
     response: str
@@ -41,7 +41,7 @@ class TextScorer(Protocol):
     def score_and_parts(
         self, texts: Sequence[Texts]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return scores, and their parts by name if it has any, (texts,) each."""
+        """Return scores (texts,) and {name: component of each score (texts,)}, perhaps empty."""
         return self.score(texts), {}
 
 
@@ -61,7 +61,7 @@ class TextReward:
         self._reader = tokenisers.for_people(self.encoder, chat)
 
     def score(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
-        """Return scores (batch,) of responses (batch, length) to queries; padding is not read."""
+        """Return scores (batch,) of responses (batch, length) to queries; padding is ignored."""
         return self.score_and_stats(queries, responses)[0]
 
     def score_and_stats(

@@ -1,1 +1,1 @@
-"""Directories and checkpoints of the reward models of a run."""
+"""Where the reward models of a run are saved."""

@@ -1,4 +1,4 @@
-"""Directories and checkpoints of the reward models of a run."""
+"""Directories of a run's reward models, and their scopes in checkpoints."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.runs import run_files, run_settings
 from lm_human_preferences.training.model_sizes import is_model
 
-SCOPE = 'reward_model'  # of its names in checkpoints
+SCOPE = 'reward_model'  # prefix of a reward model's parameter names in a checkpoint
 
 
 class Location(NamedTuple):
-    """Directory of a reward model, and scope of its names in the checkpoint."""
+    """Directory of a reward model, and prefix of its parameter names in the checkpoint."""
 
     directory: str
     scope: str = SCOPE
 
 
 def locations_of(path: str, members: int | None = None) -> list[Location]:
-    """Return locations of `members` reward models (None: all) at `path`; UserError for fewer."""
+    """Return locations of `members` reward models (None: all) at `path`; else UserError."""
     first = reward_model_dir(path).rstrip('/')
     if members is None:
         members = recorded_members(path)
@@ -51,7 +51,7 @@ def recorded_members(path: str) -> int:
 
 
 def original_or(copy: str, name: str) -> str:
-    """Return the directory of a given reward model; the copy of one that is random or gone."""
+    """Return `name`, a reward model's directory; `copy` instead if it is random or gone."""
     is_there = storage.is_remote(name) or os.path.exists(name)
     return name if is_there and name != 'test' else copy
 
@@ -93,7 +93,7 @@ def reward_model_dir(path: str) -> str:
 
 
 def _with_its_head(directory: str) -> str:
-    """Return a directory; UserError if it is of a local run's head, whose file is missing."""
+    """Return `directory`; UserError if it is that of a local run's head whose file is missing."""
     file = os.path.join(directory, run_files.FROZEN_HEAD)
     has_weights = os.path.exists(file) or os.path.exists(os.path.join(directory, 'checkpoints'))
     is_of_run = os.path.basename(directory.rstrip('/')) == run_files.REWARD.network

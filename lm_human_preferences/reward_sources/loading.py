@@ -1,4 +1,4 @@
-"""Rewards by their names, and the columns that a function asks for."""
+"""Loading of rewards by name, and of the columns that a reward function asks for."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def load_reward_model(
 ) -> FrozenRewardModel:
     """Return the reward called `name`: 'mock', FILE.py:FUNCTION, a model's directory or ORG/NAME.
 
-    It may be DIRECTORY#CLASS of a classifier. members: None for as many as the run has trained.
+    `name` may be DIRECTORY#CLASS of a classifier. members: None for as many as the run has trained.
     may_be_code: see text_scorer.
     """
     if name == 'mock':
@@ -54,9 +54,9 @@ def load_reward_model(
     return TextReward(scorer, encoding, chat=chat)
 
 
-@functools.lru_cache(maxsize=64)  # a run asks for it often
+@functools.lru_cache(maxsize=64)  # a run asks often
 def has_head(path: str) -> bool:
-    """Return whether a reward model, in a run or by itself, is a head on hidden states."""
+    """Return whether a reward model, at `path` or in the run there, is a head on hidden states."""
     return any(map(is_head, (path, storage.join(path, run_files.REWARD.network))))
 
 
@@ -94,7 +94,7 @@ def load_saved(saved: TrainedModel) -> LearnedReward:
 
 
 def give_columns(reward: TextReward, task: lm_tasks.TaskHParams) -> None:
-    """Give a function that asks for columns those of the task's queries."""
+    """If the reward function asks for columns, give it those of the task's queries."""
     if reward.scorer.asks_for_columns:
         reward.columns = lm_tasks.query_columns(task, reward.encoder)
 
@@ -102,7 +102,7 @@ def give_columns(reward: TextReward, task: lm_tasks.TaskHParams) -> None:
 def give_more_columns(
     reward: ScoringModel | None, queries: Iterable[tuple[Sequence[int], Query]]
 ) -> None:
-    """Give a function that asks for columns those of (tokens, query) pairs, before others."""
+    """If the reward function asks for columns, add or replace those of (tokens, query) pairs."""
     if isinstance(reward, TextReward) and reward.scorer.asks_for_columns:
         pairs = [pair for pair in queries if pair[1].columns]
         reward.columns = {**reward.columns, **lm_tasks.columns_by_tokens(pairs)}

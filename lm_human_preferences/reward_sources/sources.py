@@ -1,7 +1,7 @@
-"""Sources of the reward that a policy learns from, a class each.
+"""Sources of the reward that a policy learns from, a class for each.
 
-Other rooms use the methods of RewardSource alone. To add a kind of reward, add a class here, and a
-branch in `source_of`.
+Other packages only use the methods of RewardSource. To add a source, add a class here, and a branch
+in `source_of`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from lm_human_preferences.language.trained_models import TrainedModel
     from lm_human_preferences.policy import Policy
 
-KNOWN = 'mock'  # of --rewards.trained_model: the known reward of reviews
-RANDOM = 'test'  # a random network, of which a run keeps a copy
-# Asked often while a run goes on
+KNOWN = 'mock'  # --rewards.trained_model for the known reward of reviews
+RANDOM = 'test'  # --rewards.trained_model for a random network, of which a run keeps a copy
+# Cached, since a run asks often
 _is_classifier = functools.lru_cache(maxsize=64)(is_classifier)
 
 
@@ -45,7 +45,7 @@ _is_classifier = functools.lru_cache(maxsize=64)(is_classifier)
 class RewardSource:
     """Source of a policy's reward. members: number of models to average. task: the policy's."""
 
-    role: ClassVar[str] = ''  # role of the reward's networks in Networks; '' without networks
+    role: ClassVar[str] = ''  # field of Networks for the reward's networks; '' if it has none
 
     name: str  # directory, function or model, as the user gave it
     task: lm_tasks.TaskHParams
@@ -60,7 +60,7 @@ class RewardSource:
         return dataclasses.replace(POLICY_NETWORKS, **{self.role: scopes})
 
     def pinned(self, comm: Comm) -> Self:
-        """Return this source as rank 0 reads it, for a training."""
+        """Return this source for a training, with the files as rank 0 reads them."""
         return self
 
     def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
@@ -74,7 +74,7 @@ class RewardSource:
     def for_evaluation(
         self, save_dir: str, encoding: Encoding, reference: Policy | None = None
     ) -> loading.FrozenRewardModel:
-        """Return the reward that the run in `save_dir` learned from; reference: if it is loaded."""
+        """Return the reward that a run learned from. reference: its initial policy, if loaded."""
         return self._loaded(self.place_in(save_dir), encoding)
 
     def _loaded(
@@ -84,11 +84,11 @@ class RewardSource:
         return loading.load_reward_model(name, encoding, chat=chat, members=members, base=base)
 
     def place_in(self, save_dir: str) -> str:
-        """Return the name by which the reward of a run is loaded; its own copy may be newer."""
+        """Return the name or path from which to load the reward of the run in `save_dir`."""
         return self.name
 
     def recorded_members(self) -> int:
-        """Return the number of existing models, for users who have not given it."""
+        """Return the number of existing models, in place of --rewards.ensemble."""
         return 1
 
     def elsewhere(self) -> list[str]:
@@ -98,16 +98,16 @@ class RewardSource:
     def check(self, encoding: Encoding | None, width: int | None) -> None:
         """Raise UserError if the reward, whose files are here, does not suit the initial model.
 
-        encoding, width: of that model and its hidden states; None if it is not here.
+        encoding, width: that model's, and None if it is not here. width: size of its hidden states.
         """
         return  # a model that is yet to be trained is checked with its labels
 
     def scorer(self) -> TextScorer | None:
-        """Return the scorer of texts of a reward whose files are here; None for a network."""
+        """Return the function or classifier that scores texts; None for other rewards."""
         return None
 
     def label_source(self) -> str | None:
-        """Return the labels that may stand in for the data set's queries, if it has some."""
+        """Return the source of labels whose queries may replace a lost data set's, or None."""
         is_needed = registry.info(self.task.query_dataset).labels_stand_in
         return self._labels() if is_needed else None
 
@@ -200,10 +200,10 @@ class NewSource(RewardSource):
     labels: str = ''
 
     def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
-        """Return the models that rank 0 reads; on other ranks, without values."""
+        """Return the models, which rank 0 loads; other ranks get their values by broadcast."""
         if comm.rank == 0:
             return super().for_training(comm, reference)
-        # Other hosts may not see its directory.
+        # Other hosts may not see the directory of rank 0.
         model = reference.trained_model
         return _ensemble([_without_values(model) for _ in range(self.members)])
 
@@ -226,7 +226,7 @@ class _OnReference(RewardSource):
 
     def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
         """Return the head that rank 0 reads, on the states of `reference`."""
-        if reference.trained_model.is_random:  # each rank has drawn another one
+        if reference.trained_model.is_random:  # each rank has drawn other weights
             comm.broadcast_(reference.get_params())
         own: Any = None
         if comm.rank == 0:
@@ -289,12 +289,12 @@ class OnlineSource(NewSource):
 def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
     """Return the source of the reward of a run of train_policy with these settings.
 
-    ask: False for a dry run, which takes a model of the hub that is not here for one of ours.
+    ask: False for a dry run: a hub model that is not here is then taken for a reward model of ours.
     """
     given, task, members = settings.rewards, settings.task, settings.rewards.members
     new_model = settings.new_reward_model
     if new_model is not None:
-        # In a run that is uploaded, its staging directory
+        # The staging directory, if the run is uploaded
         name, labels = storage.staging_dir(given.trained_model or ''), new_model.labels.source
         if new_model.is_head:
             kind = NewHeadSource if given.online is None else OnlineHeadSource
@@ -303,7 +303,7 @@ def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
         return kind(name, task, members, labels=labels)
     if given.function is not None:
         return FunctionSource(given.function, task, members)
-    if given.trained_model in (None, KNOWN):  # None: settings of a task alone
+    if given.trained_model in (None, KNOWN):  # None: only a task is described
         return KnownSource(KNOWN, task, members)
     name = given.given_name
     directory = given.trained_model
@@ -316,13 +316,13 @@ def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
             raise OptionError('--rewards.ensemble', f'{members}: {name} is one reward')
         return SavedHeadSource(name, task, members, given.deviations)
     if may_look and given.pessimism is not None:
-        error = f'{given.pessimism:g}: {name} is no head on hidden states, which alone has doubts'
+        error = f'{given.pessimism:g} is for a head on hidden states, which {name} is not'
         raise OptionError('--rewards.pessimism', error)
     return found
 
 
 def source_of_run(settings: HParams, run: str, function: str | None) -> RewardSource:
-    """Return the source of a run's reward. function: the user's, if the reward is a function."""
+    """Return the source of a run's reward. function: FILE.py:FUNCTION that the user names."""
     source = source_of(settings)
     if isinstance(source, FunctionSource):
         reward_function.check_named(run, source.name, function)
