@@ -316,7 +316,7 @@ def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
             raise OptionError('--rewards.ensemble', f'{members}: {name} is one reward')
         return SavedHeadSource(name, task, members, given.deviations)
     if may_look and given.pessimism is not None:
-        error = f'{given.pessimism:g} is for a head on hidden states, which {name} is not'
+        error = f'{given.pessimism:g}: {name} is no head on hidden states: leave it out'
         raise OptionError('--rewards.pessimism', error)
     return found
 
