@@ -24,7 +24,7 @@ class UserError(ValueError):
 
 
 class OptionError(UserError):
-    """Mistake in the value of one option or argument: str(e) is its name and the text."""
+    """Mistake in the value of one option or argument: str(e) is OPTION TEXT."""
 
     def __init__(self, option: str, text: str) -> None:
         super().__init__(f'{option} {text}')

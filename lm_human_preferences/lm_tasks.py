@@ -147,7 +147,7 @@ def filter_fn_from_hparams(
 
 
 def _is_among(tokens: frozenset[int] | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """Return a function that tests for each of its token ids if it is in `tokens`; or None."""
+    """Return a function from token ids to bool, True for those in `tokens`; None for None."""
     if tokens is None:
         return None
     among = torch.tensor(sorted(tokens))
@@ -238,7 +238,7 @@ def _tokens_holding(encoder: Encoder, hparams: TaskHParams, option: str) -> froz
 
 @dataclasses.dataclass(eq=False)
 class QuerySampler:
-    """Stream of batches of queries. position: (texts read, sequences other ranks took then)."""
+    """Stream of query batches. position: (texts read, later sequences taken by other ranks)."""
 
     hparams: TaskHParams
     batch_size: int

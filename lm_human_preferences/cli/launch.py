@@ -304,7 +304,7 @@ def _dry_run(title: str, hparams: Any, launch: Any, explicitly_set: dict[str, An
 def _checked_name(name: str) -> str:
     """Return the NAME of a run without trailing slashes; UserError if it is not allowed."""
     is_relative = not name.startswith('/') and '..' not in name.split('/')
-    letters = os.fsencode(name).decode(errors='surrogateescape')  # whatever the locale is
+    letters = os.fsencode(name).decode(errors='surrogateescape')  # as UTF-8 in every locale
     is_name = bool(name.strip('/')) and letters.isprintable() and len(letters) <= LONGEST_NAME
     if not (is_relative and is_name):
         raise UserError(

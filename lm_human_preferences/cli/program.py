@@ -54,7 +54,7 @@ class Program(click.Group):
             _fail(str(e))
         except click.ClickException as e:
             told = e.format_message()
-            if isinstance(e, click.UsageError) and e.ctx is not None:  # click's, not read_words'
+            if isinstance(e, click.UsageError) and e.ctx is not None:  # click's own error
                 told += f' The command comes first: {", ".join(self.commands)}'
             _fail(told)
         except ModuleNotFoundError as e:

@@ -108,8 +108,8 @@ def complete(
 ) -> dict[str, Any]:
     """Return settings of train_policy plus those that they imply; UserError if they conflict.
 
-    If the user asks for a new reward model and `hparams` has none, it gets that of the train_reward
-    experiment with the same name. experiment: None for a run that is resumed.
+    If the user asks for a new reward model that `hparams` lacks, `hparams` gets the settings of the
+    train_reward experiment with the same name. experiment: None for a run that is resumed.
     """
     settings = dict(settings)
     if _is_on(settings, NEW, hparams.new_reward_model):
@@ -141,7 +141,7 @@ def complete(
 
 
 def _switch_on_new_model(hparams: policy_options.HParams, of_reward: Mapping[str, Any]) -> None:
-    """Switch on a new reward model in `hparams`: the policy's task, settings of train_reward."""
+    """Switch on a new reward model in `hparams`: the policy's task, else settings `of_reward`."""
     settings = {f'{NEW}.{key}': value for key, value in of_reward.items()}
     hparams.override_from_dict({NEW: 'on', **settings})
     assert hparams.new_reward_model is not None

@@ -47,7 +47,7 @@ def is_empty(value: Any) -> bool:
 
 
 def text_field(record: Mapping[str, Any], field: str, where: str) -> str:
-    """Return a text of a record; UserError if it is missing, or is messages in quotes."""
+    """Return a text of a record; UserError if it is missing, or a list of messages as text."""
     text = record.get(field)
     if not isinstance(text, str):
         state = f'is a {type(text).__name__}' if field in record else 'is missing'

@@ -1,4 +1,4 @@
-"""Query files, with a string, list of messages or record on each line, or tables; their splits."""
+"""Query files: a string, list of messages or record on each line, or a table; and their splits."""
 
 import hashlib
 import itertools

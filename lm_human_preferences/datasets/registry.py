@@ -12,12 +12,12 @@ class DatasetInfo:
     """Description of a data set."""
 
     name: str  # as in --task.query_dataset
-    summary: str  # for docs/options.md.
+    summary: str  # for docs/options.md
     # Has generator(mode, seed=0, shuffle=False), which yields texts of the split `mode`.
     module: str
     downloaded: bool = False  # downloaded when first used, so a dry run cannot check it
     labels_stand_in: bool = False  # whether queries of labels may replace lost texts
-    seed_per_run: bool = False  # whether the run's seed sets the order; otherwise seed 0
+    seed_per_run: bool = False  # whether the run's seed sets the order, not --task.query_seed
     is_enumerable: bool = False  # whether an evaluation covers all its queries
     loaded: Any = None  # object with the generator, if there is no module
 

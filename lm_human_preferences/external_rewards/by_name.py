@@ -1,4 +1,4 @@
-"""Look-up of rewards that read texts by the names that users give in options."""
+"""Look-up by name of the rewards that read texts, as users name them in options."""
 
 import os
 

@@ -6,7 +6,7 @@ from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
 from lm_human_preferences.utils.option_checks import ceil_div
 
-MOST_KL_ERROR = 0.2  # relative KL errors of a step are clipped to this
+MOST_KL_ERROR = 0.2  # adaptive KL: the relative error of a step is clipped to this
 MOST_AT_A_TIME = 1_000_000  # responses in a batch; no memory holds many more
 
 

@@ -17,7 +17,7 @@ from lm_human_preferences.utils.stop_signals import STOP_TIMEOUT
 
 ON_ANOMALY = ('warn', 'stop')
 TRAINED, FROZEN = 'trained', 'frozen'  # values of --features: train a network, or only a head
-SAMPLED = 'mock'  # source whose labels each start samples anew, perhaps with other last digits
+SAMPLED = 'mock'  # source of labels that each start samples anew; last digits may differ
 COLLECTED = 'online'  # source of labels that are collected while the policy trains
 CONSOLES = ('summary', 'original')
 TOO_LONG = ('refuse', 'cut', 'skip')
@@ -80,7 +80,7 @@ class LabelHParams(hyperparams.HParams):
         return self.source == SAMPLED
 
     def sources(self) -> dict[str, str]:
-        """Return the sources of the labels: {field: path or URL}, or 'mock' or 'test'."""
+        """Return {'source': path, URL, 'mock' or 'test'} of the labels."""
         return {'source': self.source}
 
 

@@ -54,7 +54,7 @@ def load_reward_model(
     return TextReward(scorer, encoding, chat=chat)
 
 
-@functools.lru_cache(maxsize=64)  # a run asks often
+@functools.lru_cache(maxsize=64)  # called often during a run
 def has_head(path: str) -> bool:
     """Return whether a reward model, at `path` or in the run there, is a head on hidden states."""
     return any(map(is_head, (path, storage.join(path, run_files.REWARD.network))))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 KNOWN = 'mock'  # --rewards.trained_model for the known reward of reviews
 RANDOM = 'test'  # --rewards.trained_model for a random network, of which a run keeps a copy
-# Cached, since a run asks often
+# Cached, since it is called often during a run
 _is_classifier = functools.lru_cache(maxsize=64)(is_classifier)
 
 
@@ -88,7 +88,7 @@ class RewardSource:
         return self.name
 
     def recorded_members(self) -> int:
-        """Return the number of existing models, in place of --rewards.ensemble."""
+        """Return how many models exist: the default of --rewards.ensemble."""
         return 1
 
     def elsewhere(self) -> list[str]:
@@ -98,7 +98,7 @@ class RewardSource:
     def check(self, encoding: Encoding | None, width: int | None) -> None:
         """Raise UserError if the reward, whose files are here, does not suit the initial model.
 
-        encoding, width: that model's, and None if it is not here. width: size of its hidden states.
+        encoding: that model's. width: size of its hidden states. Both are None if it is not here.
         """
         return  # a model that is yet to be trained is checked with its labels
 
@@ -239,7 +239,7 @@ class _OnReference(RewardSource):
     def for_evaluation(
         self, save_dir: str, encoding: Encoding, reference: Policy | None = None
     ) -> loading.FrozenRewardModel:
-        """Return the head in the run."""
+        """Return the head that is saved in the run."""
         directory = locations.reward_model_dir(self.place_in(save_dir))
         return frozen.checked(directory, *head.load(directory), reference, self.pessimism)
 

@@ -1,4 +1,4 @@
-"""Reading of local and remote files. Blobs are kept in $LMHP_CACHE, files of the hub in its cache.
+"""Reading of local and remote files. Copies of blobs are in $LMHP_CACHE, of hub files in its own.
 
 Blobs of openaipublic never change; for other blobs, the server is asked each time. A download
 becomes visible once its size and MD5 are right.

@@ -118,7 +118,7 @@ def is_model_name(name: str) -> bool:
 
 
 def is_safe(name: str) -> bool:
-    """Return whether a remote file's name, as a relative path, stays below the folder it is in."""
+    """Return whether a remote file's name, as a relative path, stays below the folder before it."""
     if any(part in ('', '.', '..') for part in name.split('/')):
         return False
     return not _UNSAFE.search(name)

@@ -22,7 +22,7 @@ from lm_human_preferences.utils.original_names import explain_missing
 MIN_TEMPERATURE = 1e-10  # lower limit of the original, so that temperature 0 means greedy
 LARGE_VOCABULARY = 4096  # tokens; of a larger vocabulary, a piece of PIECE tokens is drawn first
 PIECE = 256
-RANK_SEED_STRIDE = 100003  # difference between the seeds of two ranks, as in the original
+RANK_SEED_STRIDE = 100003  # difference between the seeds of neighbouring ranks, as in the original
 
 
 @contextlib.contextmanager

@@ -88,7 +88,7 @@ def note_unknown(filename: str, names: tuple[str, ...]) -> None:
 
 @dataclasses.dataclass
 class HParams:
-    """Base of all hyperparameter classes. unknown: {name: value} of a file's further settings."""
+    """Base of all hyperparameter classes. unknown: {name: value} in a file without such a field."""
 
     _group = ''  # prefix of the options, such as 'rewards.online.'; not a field
     unknown = {}  # not a field either, and never changed in place
@@ -228,7 +228,7 @@ class HParams:
         return found
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Yield (is wrong, message); {name} in it becomes --NAME, and {name=} --NAME VALUE."""
+        """Yield (applies, message); {name} in a message becomes --NAME, {name=} --NAME VALUE."""
         yield from ()
 
     def validate(self, *, prefix: str = '') -> None:
