@@ -255,7 +255,7 @@ def resume(settings: dict[str, Any], save_dir: str) -> None:
 
 
 def options_of_resume() -> dict[str, dataclasses.Field]:
-    """Return the options of both trainings, but for those that `resume` itself decides."""
+    """Return the options of both trainings, except those that `resume` sets itself."""
     options = {
         'mpi': hyperparams.fields(launch.RankHParams)['mpi'],
         **user_settings.settable(reward_options.CommandHParams),

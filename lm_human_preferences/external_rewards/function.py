@@ -73,7 +73,7 @@ class FunctionScorer(TextScorer):
             raise self._error(f' {e}') from e
 
     def _columns(self, texts: Sequence[Texts]) -> dict[str, list[Any]]:
-        """Return the columns that the function asks for, {name: a value for each text}."""
+        """Return {name: [value for each text]} of the columns that the function asks for."""
         there = dict.fromkeys(name for each in texts for name in each.columns)
         asked = self._parameters[2:]
         takes_all = any(each.kind is each.VAR_KEYWORD for each in asked)

@@ -26,7 +26,7 @@ class AskHParams(hyperparams.HParams):
         path=True,
     )
     against: str | None = option(
-        None, 'a second policy, for half of the samples; these answers train nothing', path=True
+        None, 'second policy, for half of the samples; no training reads these answers', path=True
     )
     best_of: int = option(1, f'each sample of the policy is {BEST_OF}', at_least=1)
     judge: str | None = option(None, f'choose by another reward: {JUDGE}', path=True)
@@ -70,7 +70,7 @@ class ScoreHParams(hyperparams.HParams):
 @dataclass
 class ImportHParams(hyperparams.HParams):
     labeller: str = option(
-        'imported', 'in a folder, who gave answers without a name; imported: several'
+        'imported', 'in a folder, labeller of nameless answers; imported: unknown people'
     )
     ties: bool = own_option(False, 'in a new folder, answers may prefer none of the samples')
 
@@ -79,7 +79,7 @@ class ImportHParams(hyperparams.HParams):
 class SimulateHParams(hyperparams.HParams):
     reward: str = option(
         'mock',
-        'reward: mock (known, of reviews), a reward model, classifier, or FILE.py:FUNCTION',
+        'mock (known reward of reviews), a reward model, classifier, or FILE.py:FUNCTION',
         path=True,
     )
     error: float = option(

@@ -64,7 +64,7 @@ class ServeHParams(WebHParams):
 
 @dataclass
 class OnlineHParams(hyperparams.HParams):
-    asked_at_once: ClassVar[int] = 16  # questions in a batch, so that few steps wait for sampling
+    asked_at_once: ClassVar[int] = 16  # questions sampled together, so that few steps wait for them
 
     labels: int = option(None, 'labels collected by the end', at_least=1)
     initial: int | None = option(

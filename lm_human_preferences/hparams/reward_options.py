@@ -86,7 +86,7 @@ class LabelHParams(hyperparams.HParams):
 
 @dataclass
 class RunHParams(hyperparams.HParams):
-    """Options of the training of one network."""
+    """Options for training one network."""
 
     seed: int | None = option(None, 'seed of all random numbers; None: another each time')
     log_interval: int = option(10, 'steps between two entries in the log', at_least=1)
@@ -143,7 +143,7 @@ class CommandRunHParams(RunHParams):
 
 @dataclass
 class HParams(hyperparams.HParams):
-    """Settings of the training of a reward model, by `train_reward` or within `train_policy`."""
+    """Settings for training a reward model, by `train_reward` or within `train_policy`."""
 
     run: RunHParams = field(default_factory=RunHParams)
 

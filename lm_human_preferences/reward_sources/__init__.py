@@ -1,1 +1,1 @@
-"""Sources of a policy's reward, a class each, and rewards by their names."""
+"""Sources of a policy's reward, a class for each, and the loading of rewards by name."""

@@ -19,7 +19,7 @@ from lm_human_preferences.storage.paths import (
     is_offline,
 )
 
-# huggingface_hub reads these when it is imported, which may be by transformers. Its downloads by
+# huggingface_hub reads these variables when it is imported, perhaps by transformers. Downloads by
 # Xet have no timeouts.
 os.environ['HF_HUB_DISABLE_XET'] = '1'
 os.environ['HF_HUB_DISABLE_TELEMETRY'] = '1'
@@ -90,7 +90,7 @@ def is_here(path: str) -> bool:
 
 
 def _in_cache(hub: HubPath, name: str) -> Any:
-    """Return the path of a file in the cache; None if unknown, an object if the hub has none."""
+    """Return the path of a cached file; None if unknown, an object if the hub has no such file."""
     from huggingface_hub import try_to_load_from_cache
 
     return try_to_load_from_cache(hub.repository, name, revision=hub.revision, repo_type=hub.kind)

@@ -158,7 +158,7 @@ def default_device() -> torch.device:
 
 
 def as_numbers(scalars: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """Return {name: number} sorted by name; waits for the device once."""
+    """Return {name: number} sorted by name, with a single wait for the device."""
     names = sorted(scalars)
     values = torch.stack([scalars[name] for name in names]).tolist()
     return dict(zip(names, values, strict=True))

@@ -24,7 +24,7 @@ _handlers: weakref.WeakSet[Callable[[int, FrameType | None], None]] = weakref.We
 # Default seconds in which a job has to stop. Batch systems kill a job that has not ended 30 s after
 # SIGTERM, and saving the run takes a moment.
 STOP_TIMEOUT = 20
-LEAST_SECONDS = 1e-3  # shortest timer: 0 would be no timer
+LEAST_SECONDS = 1e-3  # shortest timer: 0 would cancel it
 
 
 @contextlib.contextmanager
