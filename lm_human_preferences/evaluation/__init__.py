@@ -1,1 +1,1 @@
-"""Evaluation of a policy against the best one possible: knows runs, policies and rewards."""
+"""Evaluation of a run's policy against the best possible policy at the same KL."""

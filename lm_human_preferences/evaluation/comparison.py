@@ -1,4 +1,4 @@
-"""Policy, reference and best of n beside a frontier; tensors are (queries,), float64."""
+"""Comparison of policy, reference and best of n with the frontier: float64 values (queries,)."""
 
 import math
 from typing import Any
@@ -9,8 +9,8 @@ from lm_human_preferences.evaluation import optimum, report
 from lm_human_preferences.evaluation.optimum import ROUNDING
 from lm_human_preferences.utils import student
 
-WIDEST_SHARE = 0.5  # widest half of a 95 % interval that is worth printing
-MOST_REPEATS = 0.5  # largest fraction of one response among samples to a query
+WIDEST_SHARE = 0.5  # a share whose 95 % interval has a larger half-width is not reported
+MOST_REPEATS = 0.5  # with more repeats (measure.repeats_of), the best possible reward is unknown
 
 Points = dict[str, dict[str, torch.Tensor]]  # {point: {name: values (queries,)}}
 
@@ -24,17 +24,17 @@ def compare(
     chooser: torch.Tensor | None = None,
     exact: bool = True,
 ) -> Points:
-    """Return the points of a policy, best of n and the optimum beside the frontier.
+    """Return {point: {name: values}} of the reference, the policy, best of n and the optimum.
 
-    ref_logprobs, logprobs, scores (queries, responses): by the reference, by the policy, and of the
-    same responses. kl_coef: of the optimum, None to leave it out. chooser (queries, responses):
-    scores of the reward model, if `scores` are another reward's: then best of n is chosen by
-    either. exact: whether the responses are all that there are; of samples, compare_samples
-    corrects the points.
+    ref_logprobs, logprobs, scores (queries, responses): log-probabilities by the reference and the
+    policy, and rewards. kl_coef: coefficient that defines the optimum; None to leave it out.
+    chooser (queries, responses): scores of the reward model, if `scores` are from another reward;
+    best of n is then chosen by each of the two. exact: True if these are all possible responses,
+    False for samples, whose bias compare_samples corrects.
     """
 
     def point(kl: torch.Tensor, reward: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the values of a point beside those of the frontier at its KL."""
+        """Return {name: values} of a point, with the best possible reward at its KL."""
         values, beta = against_frontier(kl, reward, ref_logprobs, scores)
         if not exact:
             return values | sample_sizes(ref_logprobs, beta, scores)
@@ -71,16 +71,15 @@ def compare_samples(
     chooser: torch.Tensor | None = None,
     repeats: float = 0.0,
 ) -> Points:
-    """Estimate the points of `compare` from samples of both models; NaN where they do not tell.
+    """Estimate the points of `compare` from samples of both models; NaN if samples are too few.
 
-    ref_logprobs, logprobs (queries, samples): see optimum.mixture. repeats: share of a query's
-    samples by the policy that are the same response; where it is most of them, nobody has looked
-    for better ones that are as rare. The bias by few samples is about inverse to their number, so
-    it is estimated from both halves of them.
+    ref_logprobs, logprobs (queries, samples): see optimum.mixture. repeats: see measure.repeats_of;
+    if most samples are the same response, they say too little about rare, better responses. The
+    bias from few samples is about inverse to their number, so it is estimated from two halves.
     """
 
     def of(samples: slice) -> Points:
-        """Return the points that a subset of the samples tells."""
+        """Return the points as estimated from a subset of the samples."""
         reference, policy = (each[:, samples].log_softmax(-1) for each in (ref_logprobs, logprobs))
         own = None if chooser is None else chooser[:, samples]
         score = scores[:, samples]
@@ -105,9 +104,10 @@ def _told(
     base: torch.Tensor,
     rounding: float,
 ) -> dict[str, torch.Tensor]:
-    """Return the values of a point without the bias of few samples; NaN for unknown ones.
+    """Return {name: values} of a point, corrected for the bias of few samples; NaN if unknown.
 
-    values, halves: of all samples, and the mean of two halves. base: reward of the reference.
+    values: from all samples. halves: mean of the values from either half of the samples. base:
+    reward of the reference. rounding: rewards that differ by less count as equal.
     """
     told = {name: 2 * of - halves[name] for name, of in values.items()}
     told['kl'] -= told['kl'].mean().clamp(max=0)
@@ -126,7 +126,7 @@ def _told(
 
 
 def _is_narrow(share: torch.Tensor) -> bool:
-    """Return whether there are enough queries for a share, and its interval is narrow enough."""
+    """Return whether `share (queries,)` has enough queries and a narrow enough interval."""
     if len(share) < report.FEWEST_FOR_SHARE:
         return False
     width = student.quantile(len(share) - 1) * optimum.standard_error(share)
@@ -136,7 +136,7 @@ def _is_narrow(share: torch.Tensor) -> bool:
 def sample_sizes(
     ref_logprobs: torch.Tensor, beta: float, scores: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Return {'effective_samples'} of pi* with this beta, the same for all queries."""
+    """Return {'effective_samples': (queries,)} of pi* at `beta`, the same number for each query."""
     size = optimum.effective_samples(ref_logprobs, scores, beta or 1e-9)
     return {'effective_samples': torch.full((len(scores),), size, dtype=torch.float64)}
 
@@ -148,7 +148,7 @@ def bests_of_n(
     exact: bool,
     judged: torch.Tensor | None = None,
 ) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Return (name, reward, KL) of each best of n; the arguments are those of optimum.best_of_n."""
+    """Return (name, reward, KL) for each n of report.BEST_OF; arguments: see optimum.best_of_n."""
     names = map('best_of_{}'.format, report.BEST_OF)
     if exact:
         found = optimum.best_of_n(ref_logprobs, scores, *report.BEST_OF, judged=judged)
@@ -162,12 +162,12 @@ def bests_of_n(
 def against_frontier(
     kl: torch.Tensor, reward: torch.Tensor, ref_logprobs: torch.Tensor, scores: torch.Tensor
 ) -> tuple[dict[str, torch.Tensor], float]:
-    """Return {'kl', 'reward', 'frontier', 'share' of the gain}, and the beta with the policy's KL.
+    """Return ({name: values (queries,)}, beta at which the optimal policy has the same mean KL).
 
-    The share is NaN where nothing is gained: at a KL of 0, or if all responses to a query score the
-    same. The frontier is linearised, so that its spread over queries gives its error: its reward is
-    the minimum over beta of beta (KL + log Z). Of the share there is a value for each query that
-    makes its mean and its error right, see _share_of_queries.
+    names: kl, reward, frontier (best reward at that KL), share (fraction of the possible gain; NaN
+    if no gain is possible: at a KL of 0, or if a query's responses all score the same). The best
+    reward is the minimum over beta of beta (KL + log Z): linear in each query's KL and log Z, so
+    its spread over queries gives its error. For the values of share, see _share_of_queries.
     """
     base = optimum.expected(ref_logprobs, scores)
     _, beta = optimum.frontier_at(kl.mean(), ref_logprobs, scores)
@@ -182,7 +182,7 @@ def against_frontier(
     if possible.mean() <= ROUNDING * scores.abs().max():
         share = torch.full_like(base, math.nan)
     else:
-        without = possible  # of each query, here the mean over all others
+        without = possible  # for each query, the mean possible gain of all other queries
         if len(kl) > 1:
             without = _of_others(frontier)
             if 0 < beta < math.inf:
@@ -193,7 +193,7 @@ def against_frontier(
 
 
 def _of_others(values: torch.Tensor) -> torch.Tensor:
-    """Return for each query the mean of `values (queries,)` over all others."""
+    """Return, for each query, the mean of `values (queries,)` over all other queries."""
     return (values.sum() - values) / (len(values) - 1)
 
 
@@ -204,10 +204,11 @@ def _frontier_of_others(
     variance: torch.Tensor,
     inverse: float,
 ) -> torch.Tensor:
-    """Return for each query the frontier of all others: (queries,); inverse: 1 / beta of all.
+    """Return, for each query, the frontier of all other queries: (queries,).
 
-    The others have a beta of their own. Newton's step towards it, and log Z there, are of the
-    second order in 1 / beta, in which the derivatives of log Z are mean and variance of the reward.
+    inverse: 1 / beta for all queries. Without one query, beta is slightly different: one Newton
+    step finds it, and log Z there is expanded to second order in 1 / beta, in which its derivatives
+    are mean and variance of the reward.
     """
     kl, log_z, mean, variance = map(_of_others, (kl, log_z, mean, variance))
     step = (kl - mean * inverse + log_z) / (inverse * variance)
@@ -220,8 +221,8 @@ def _share_of_queries(
 ) -> torch.Tensor:
     """Return the jackknife's pseudo-values (queries,) of sum(gain) / sum(possible).
 
-    Their mean is without most of the bias by few queries, and their spread is its error (Efron
-    1982, "The Jackknife, the Bootstrap and Other Resampling Plans").
+    Their mean has little of the bias that few queries cause, and their spread gives its standard
+    error (Efron 1982, "The Jackknife, the Bootstrap and Other Resampling Plans").
     """
     count = len(gain)
     share = gain.mean() / possible.mean()
@@ -233,12 +234,12 @@ def _share_of_queries(
 def _with_spread(
     pseudo_values: torch.Tensor, possible: torch.Tensor, share: torch.Tensor
 ) -> torch.Tensor:
-    """Return values (queries,) with the mean `share`, whose spread gives the interval of the share.
+    """Return values (queries,) whose mean is `share` and whose spread gives its 95 % interval.
 
-    Queries with little to gain tell little: only sum(possible)^2 / sum(possible^2) of them count.
-    Student's t has one degree of freedom less, or fewer where tails are long. As intervals are made
-    with the t of all queries, the spread is scaled to make up for it. NaN where one query has
-    nearly all that can be gained.
+    Queries with little to gain say little about the share, so the effective number of queries is
+    only sum(possible)^2 / sum(possible^2). Student's t has one degree of freedom less, or fewer if
+    tails are long. Callers compute intervals with t for all queries, so the spread is scaled to
+    compensate. NaN if one query has nearly all of the possible gain.
     """
     count = len(pseudo_values)
     if count < 2:
@@ -252,7 +253,7 @@ def _with_spread(
 
 
 def summarize(points: Points, *, with_errors: bool) -> dict[str, dict[str, Any]]:
-    """Return {point: {name: mean}} for JSON, with standard errors if queries are a sample."""
+    """Return {point: {name: mean over queries}} for JSON. with_errors: add 'standard_errors'."""
     summary: dict[str, dict[str, Any]] = {}
     for point, values in points.items():
         summary[point] = {name: _number(of.mean()) for name, of in values.items()}
@@ -264,12 +265,12 @@ def summarize(points: Points, *, with_errors: bool) -> dict[str, dict[str, Any]]
 def _error(values: torch.Tensor) -> float | None:
     """Return the standard error of the mean of `values (queries,)` for JSON.
 
-    None for rounding alone: from samples without ties, best of n has the same KL on each query.
+    None if it is only rounding: best of n, sampled without ties, has the same KL for each query.
     """
     error = optimum.standard_error(values)
     return None if error <= ROUNDING * values.abs().max() else _number(error)
 
 
 def _number(scalar: torch.Tensor) -> float | None:
-    """Return a number for JSON: None if it is not finite, as the share of a gain that is none."""
+    """Return a float for JSON; None if it is not finite, such as a share where no gain exists."""
     return scalar.item() if math.isfinite(scalar) else None

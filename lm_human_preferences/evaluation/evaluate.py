@@ -1,4 +1,4 @@
-"""Evaluation of a policy beside the best one possible at its KL (the paper's section 3.1.1)."""
+"""Comparison of a run's policy with the best possible policy at its KL (paper, section 3.1.1)."""
 
 import contextlib
 import dataclasses
@@ -29,16 +29,16 @@ from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import announce
 
-NAME = 'evaluation'  # begins the names of the files
+NAME = 'evaluation'  # prefix of the names of the result files
 KL_COEF = 'objective/kl_coef'  # tag of the KL coefficient in TensorBoard
-LONGEST_WORD = 40  # most characters of a setting in the name of a file
-DEFAULT_SECONDS = 600  # duration of an evaluation whose size is not given
-PROBE = 16  # queries of the batch by which the speed is measured
-FEWEST_QUERIES, FEWEST_SAMPLES = 2, 64  # lowest values of --queries and --samples
+LONGEST_WORD = 40  # most characters of an option's value in a file name
+DEFAULT_SECONDS = 600  # target duration if --queries or --samples is not given
+PROBE = 16  # queries in the batch that measures the speed
+FEWEST_QUERIES, FEWEST_SAMPLES = 2, 64  # lowest numbers that are chosen to save time
 
 
 def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) -> dict[str, Any]:
-    """Compare a run's policy with the best one possible; return and write the results."""
+    """Compare a run's policy with the best possible policy; write and return the results."""
     ends_training = directory is not None
     directory = directory or save_dir
     options = HParams()
@@ -75,13 +75,13 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
 def _results(
     save_dir: str, directory: str, hparams: policy_options.HParams, options: HParams
 ) -> dict[str, Any]:
-    """Return the measurements of a run's policy with hyperparameters `hparams`, for JSON."""
+    """Measure the policy of a run with the hyperparameters `hparams`; return results for JSON."""
     task = hparams.task
     source = source_of_run(hparams, directory, options.rewards.function)
     models = measure.load_models(directory, source, options.judge)
-    # In whatever precision the run was trained.
+    # Evaluate in fp32, whatever precision the run was trained in.
     precision.configure_for(models.policy.model.sizes.n_embd, 'fp32')
-    set_seed(options.seed)  # before the queries: some data sets are made up
+    set_seed(options.seed)  # before the queries, as some data sets generate them at random
     encoder = models.policy.encoder
     announce(*lm_tasks.query_notes(task, encoder, 'test'))
     queries = measure.queries_of(source, encoder, options.queries, options.seed)
@@ -109,7 +109,7 @@ def _results(
 
 
 def _step_of(directory: str) -> int | None:
-    """Return the step at which the policy in a local run is evaluated; None for a remote one."""
+    """Return the step of the latest policy checkpoint in a local run; None for a remote run."""
     latest = None
     if not storage.is_remote(directory):
         latest = checkpoints.latest(storage.join(directory, POLICY.finished))
@@ -117,7 +117,7 @@ def _step_of(directory: str) -> int | None:
 
 
 def file_names(options: HParams) -> tuple[str, str]:
-    """Return the names of the results and the picture, which contain settings that were changed."""
+    """Return file names for the JSON and the PNG, which contain options other than the defaults."""
     defaults = HParams()
     words = [NAME]
     for field in dataclasses.fields(HParams):
@@ -129,7 +129,7 @@ def file_names(options: HParams) -> tuple[str, str]:
 
 
 def _in_a_name(value: Any) -> str:
-    """Return the value of a setting as a part of a file's name; with its digest if it differs."""
+    """Return an option's value as a part of a file name; add a digest if characters are changed."""
     text = str(value)
     readable = re.sub(r'[^a-z0-9_.]+', '-', text.lower())[-LONGEST_WORD:].strip('-.')
     if readable == text:
@@ -138,7 +138,7 @@ def _in_a_name(value: Any) -> str:
 
 
 def last_kl_coef(save_dir: str, hparams: policy_options.HParams) -> float | None:
-    """Return the last KL coefficient of a run; None where it changed and was not logged."""
+    """Return the last KL coefficient of a run; None if it changes in the run and is not logged."""
     rewards = hparams.rewards
     if not storage.is_remote(save_dir):
         curve = curves.read(save_dir, POLICY.events).curves.get(KL_COEF)
@@ -163,10 +163,10 @@ def affordable_sizes(
 def fitted(
     models: measure.Models, queries: torch.Tensor, settings: HParams
 ) -> tuple[torch.Tensor, HParams]:
-    """Return queries and settings for an evaluation of DEFAULT_SECONDS; given sizes are kept."""
+    """Return (queries, settings) that take about DEFAULT_SECONDS; the user's numbers are kept."""
     some, seconds = queries[:PROBE], 0.0
     with torch.random.fork_rng():
-        for _ in range(2):  # the first one is a warm-up, in which weights are prepacked
+        for _ in range(2):  # the first iteration is a warm-up, in which weights are prepacked
             started = time.monotonic()
             measure.sample_many(models, some, 1, settings.batch_size, 'first samples')
             seconds = (time.monotonic() - started) / len(some)

@@ -1,4 +1,4 @@
-"""Measurement of a run's models: all responses to a query where they are few, else samples."""
+"""Measurement of a run's models on all possible responses if they are few, else on samples."""
 
 import collections
 import contextlib
@@ -24,17 +24,17 @@ from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.logging import progress
 
-MOST_RESPONSES = 300_000  # more responses to a query are sampled, not enumerated
-MOST_TEXTS = 16_384  # the same, for a reward that reads texts, which is slower
-QUERIES = 64  # queries from a data set without end
-DRAWS = 2048  # draws that contain every query of a data set that can be enumerated
-COLUMNS = ('kl', 'reward', 'standard_errors', 'effective_samples')  # the last two for samples
+MOST_RESPONSES = 300_000  # most possible responses that are enumerated; otherwise, sample
+MOST_TEXTS = 16_384  # the same limit for a reward that reads texts, which is slower
+QUERIES = 64  # default number of queries from an endless data set
+DRAWS = 2048  # number of draws in which every query of an enumerable data set occurs
+COLUMNS = ('kl', 'reward', 'standard_errors', 'effective_samples')  # the last two only for samples
 
 RewardModels = dict[str, rewards.ScoringModel]
 
 
 class Models(NamedTuple):
-    """Models of a run, and its task; the reward that the policy was trained on comes first."""
+    """Models of a run, and its task; the first of `rewards` is what the policy was trained on."""
 
     policy: Policy
     reference: Policy
@@ -43,7 +43,7 @@ class Models(NamedTuple):
 
 
 class Responses(NamedTuple):
-    """Responses to each query, all or samples: their log-probabilities, and {reward: scores}.
+    """Log-probabilities and {reward name: scores} of all responses to each query, or of samples.
 
     Tensors are (queries, responses).
     """
@@ -51,11 +51,11 @@ class Responses(NamedTuple):
     ref_logprobs: torch.Tensor
     logprobs: torch.Tensor
     scores: dict[str, torch.Tensor]
-    repeats: float = 0.0  # see repeats_of; 0 if all responses are there
+    repeats: float = 0.0  # see repeats_of; 0 if all responses are enumerated
 
 
 def load_models(save_dir: str, source: RewardSource, judge: str | None = None) -> Models:
-    """Return the models of a run. judge: another reward, see loading.load_reward_model."""
+    """Return the models of a run. judge: name or path of another reward, see loading.load_judge."""
     task = source.task
     policy, reference = load_policies(save_dir, task)
     encoding = policy.trained_model.encoding
@@ -81,9 +81,9 @@ def load_policies(save_dir: str, task: lm_tasks.TaskHParams) -> tuple[Policy, Po
 def _reward_models(
     save_dir: str, source: RewardSource, encoding: Encoding, reference: Policy
 ) -> RewardModels:
-    """Return {name: reward} of a run.
+    """Return {name: reward model} of a run.
 
-    What learned from labels about reviews is also measured by their known reward.
+    If the reward model was trained on film reviews, their known reward is added to measure by.
     """
     trained_on = source.for_evaluation(save_dir, encoding, reference)
     if isinstance(trained_on, KnownReward):
@@ -101,7 +101,7 @@ def _reward_models(
 def queries_of(
     source: RewardSource, encoder: Encoder, count: int | None, seed: int = 1
 ) -> torch.Tensor:
-    """Return different test queries (queries, query_length). count: None for the default number."""
+    """Return distinct test queries (queries, query_length). count: None for the default number."""
     task = source.task
     is_enumerable = registry.info(task.query_dataset).is_enumerable
     sampler = lm_tasks.make_query_sampler(
@@ -119,14 +119,14 @@ def queries_of(
     queries = queries.unique(dim=0)
     if count is None:
         return queries
-    # Sorted queries resemble their neighbours, so not simply the first ones. A generator of its
-    # own leaves the global one, and with it what is sampled later, as it is.
+    # `unique` sorts, and the first queries resemble each other, so draw at random. A separate
+    # generator leaves the global one unchanged, and with it what is sampled later.
     generator = torch.Generator().manual_seed(seed)
     return queries[torch.randperm(len(queries), generator=generator)[:count]]
 
 
 def _each_once(queries: torch.Tensor, task: lm_tasks.TaskHParams) -> torch.Tensor:
-    """Return `queries (drawn, query_length)` without repetitions; UserError for a single one."""
+    """Return the distinct ones of `queries (drawn, query_length)`; UserError if fewer than 2."""
     distinct = dict.fromkeys(map(tuple, queries.tolist()))
     if len(distinct) < 2:
         raise UserError(
@@ -139,9 +139,9 @@ def _each_once(queries: torch.Tensor, task: lm_tasks.TaskHParams) -> torch.Tenso
 def count_trained_on(
     task: lm_tasks.TaskHParams, encoder: Encoder, queries: torch.Tensor
 ) -> int | None:
-    """Return how many of `queries (queries, query_length)` the training part has, too.
+    """Return how many of `queries (queries, query_length)` are also in the training split.
 
-    None where that part is downloaded, or made up without end.
+    None if the training split is downloaded, or generated without end.
     """
     name = task.query_dataset
     if registry.info(name).is_enumerable:
@@ -155,7 +155,7 @@ def count_trained_on(
 
 
 def enumerate_all(models: Models, queries: torch.Tensor) -> Responses:
-    """Return all responses to `queries (queries, query_length)`."""
+    """Return log-probabilities and scores of all responses to `queries (queries, query_length)`."""
     policy, reference, judges, task = models
     length = task.response_length
     ref_logprobs, logprobs = [], []
@@ -174,7 +174,7 @@ def enumerate_all(models: Models, queries: torch.Tensor) -> Responses:
 def _all_scores(
     model: rewards.ScoringModel, task: lm_tasks.TaskHParams, query: torch.Tensor, n_vocab: int
 ) -> torch.Tensor:
-    """Return the scores of all responses to `query (1, query_length)`: (1, responses)."""
+    """Return the scores (1, responses) of all possible responses to `query (1, query_length)`."""
     length = task.response_length
     if not task.truncates:
         if isinstance(model, rewards.TrainedRewardModel):
@@ -192,10 +192,10 @@ def sample_many(
     batch_size: int,
     bar: str = 'samples of both models',
 ) -> Responses:
-    """Return samples of both models to `queries (queries, query_length)`, as a distribution.
+    """Sample responses to `queries (queries, query_length)` from both models, and score them.
 
-    Of each query's 2 * `samples` responses, the first half is the reference's; see
-    optimum.mixture. bar: name of the progress bar.
+    Each query gets 2 * `samples` responses, the reference's first. Their log-probabilities are
+    those of optimum.mixture. bar: label of the progress bar.
     """
     policy, reference, judges, task = models
     score_fns = {name: rewards.make_score_fn(task, model) for name, model in judges.items()}
@@ -203,7 +203,7 @@ def sample_many(
     scores: dict[str, list[torch.Tensor]] = collections.defaultdict(list)
     rows = queries.to(policy.device).repeat_interleave(samples, 0)
     parts = rows.split(batch_size)
-    same = math.gcd(samples, batch_size)  # neighbouring rows that have the same query
+    same = math.gcd(samples, batch_size)  # number of neighbouring rows with the same query
     length = task.response_length
     for part in progress(parts, comm=Comm(), desc=bar, unit='batch'):
         for model in (reference, policy):
@@ -228,7 +228,7 @@ def sample_many(
 
 
 def repeats_of(responses: torch.Tensor) -> float:
-    """Return the mean share of the most frequent of `responses (queries, samples, length)`."""
+    """Return the fraction of `responses (queries, samples, length)` that are their query's mode."""
     most = 0
     for of_query in responses:
         most += of_query.unique(dim=0, return_counts=True)[1].max().item()
@@ -236,7 +236,7 @@ def repeats_of(responses: torch.Tensor) -> float:
 
 
 def can_enumerate(models: Models) -> bool:
-    """Return whether responses are few enough to measure all of them."""
+    """Return whether the possible responses are few enough to measure all of them."""
     count = models.policy.model.sizes.n_vocab**models.task.response_length
     reads_texts = any(isinstance(model, TextReward) for model in models.rewards.values())
     return count <= (MOST_TEXTS if reads_texts else MOST_RESPONSES)
@@ -251,10 +251,10 @@ def measure(
     batch_size: int,
     are_chosen: bool,
 ) -> dict[str, Any]:
-    """Return results on `queries (queries, query_length)` for JSON, exact if responses are few.
+    """Return results on `queries (queries, query_length)` for JSON; exact if can_enumerate.
 
-    samples: of each model to a query, where responses are many. are_chosen: the user has said how
-    many queries.
+    samples: number of responses to sample from each model to each query, if not exact. are_chosen:
+    whether the user gave the number of queries.
     """
     count = samples
     exact = can_enumerate(models)
@@ -271,12 +271,12 @@ def measure(
         'kl_coef': kl_coef,
         'rewards': {},
     }
-    trained_on = next(iter(models.rewards))  # the reward of the training
+    trained_on = next(iter(models.rewards))  # the reward that the policy was trained on
     is_enumerable = registry.info(models.task.query_dataset).is_enumerable
     with_errors = are_chosen or not (exact and is_enumerable)
     log_rho, log_pi, all_scores, repeats = responses
     for name, scores in all_scores.items():
-        # The KL coefficient, and so the optimum, belongs to the reward of the training.
+        # The KL coefficient, and so the optimum, belongs to the reward that was trained on.
         of_own = {'kl_coef': kl_coef, 'chooser': None}
         of_other = {'kl_coef': None, 'chooser': all_scores[trained_on]}
         settings = of_own if name == trained_on else of_other

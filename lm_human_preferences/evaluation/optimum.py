@@ -2,7 +2,7 @@
 
 The optimal policies are pi*(y|x) = rho(y|x) exp(r(x, y) / beta) / Z(x), one for each beta. They are
 the frontier of the paper's figure 3 (section 3.1.1): no policy with the same mean KL has a higher
-mean reward. It is exact where all responses to a query can be enumerated, else estimated.
+mean reward. The frontier is exact if all responses to a query can be enumerated, else estimated.
 
 Tensors are (queries, responses): log-probabilities under the reference rho, and the rewards of the
 same responses. Samples are passed in the same form, see mixture. Results are float64.
@@ -24,7 +24,7 @@ Scored = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]  # see rewar
 
 ROUNDING = 1e-6  # a gain below this fraction of the largest score is a rounding error of fp32
 CHUNK = 8192  # most token sequences in one forward pass
-CACHED = 2**16  # numbers that fit several times into the cache of a processor
+CACHED = 2**16  # numbers in a chunk; a processor's cache holds several such chunks
 
 
 def expected(logprobs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -40,7 +40,7 @@ def kl(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
 
 
 def moments(ref_logprobs: torch.Tensor, rewards: torch.Tensor, beta: float) -> torch.Tensor:
-    """Return log Z, mean and variance of the reward under pi*, whose KL is mean / beta - log Z."""
+    """Return log Z, reward mean, reward variance of pi*: (3, queries). KL = mean / beta - log Z."""
     results = []
     rows = max(1, CACHED // rewards.shape[1])
     for log_rho, reward in zip(ref_logprobs.split(rows), rewards.split(rows), strict=True):
@@ -67,7 +67,7 @@ def frontier(
 
 
 def beta_grid(rewards: torch.Tensor) -> torch.Tensor:
-    """Return decreasing betas, from almost no KL to almost only the best response."""
+    """Return 50 decreasing betas, from almost no KL to almost only best responses."""
     return rewards.double().std(-1).mean() / torch.logspace(-1.5, 1.5, 50, dtype=torch.float64)
 
 
@@ -76,8 +76,8 @@ def frontier_at(
 ) -> tuple[float, float]:
     """Return the highest mean reward at a mean KL of `kl` nats, and the beta that gives it.
 
-    Newton's method in 1 / beta, with bisection where a step would leave the bounds. If `kl` is
-    enough to allow only best responses, the result is their reward, and beta is 0.
+    Uses Newton's method in 1 / beta, with bisection where a step would leave the bounds. If `kl`
+    is large enough for a policy that gives only best responses, return their reward and beta 0.
     """
     kl, best = float(kl), rewards.max(-1, keepdim=True).values
     log_best = torch.where(rewards == best, ref_logprobs.double(), -torch.inf).logsumexp(-1)
@@ -109,8 +109,8 @@ def best_of_n(
 ) -> torch.Tensor:
     """Return expected rewards and KLs of the best of n samples: (2, len(ns), queries).
 
-    The best has the highest of `rewards`; of equally good ones, it is the first drawn. judged
-    (queries, responses): the rewards that the choice is given; by default `rewards`.
+    The best sample has the highest of `rewards`; if several have it, the first is chosen. judged
+    (queries, responses): rewards by which the chosen sample is scored; by default `rewards`.
 
     Let F(r) be the probability under rho of a reward of at most r. The best of n has reward r with
     probability F(r)^n - F(below r)^n, and among the responses with reward r it is distributed as
@@ -127,7 +127,7 @@ def best_of_n(
         log_rest = torch.log1p(-probability / up_to)  # log of F(below r) / F(r)
         if judged is not None:
             total = torch.zeros_like(values).index_add_(0, which, rho * judged[query].double())
-            values = torch.where(possible, total / probability, 0)  # mean over equally good ones
+            values = torch.where(possible, total / probability, 0)  # mean where `rewards` tie
         for n in ns:
             chosen = torch.where(possible, up_to**n * -torch.expm1(n * log_rest), 0)
             terms = torch.xlogy(chosen, torch.where(possible, chosen / probability, 1))
@@ -146,12 +146,12 @@ def standard_error(values: torch.Tensor) -> torch.Tensor:
 def mixture(log_ratios: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log-probabilities of samples under reference and policy: (queries, samples) each.
 
-    log_ratios (queries, samples): log pi / rho of as many samples of the policy as of the
-    reference. As all of them are from (rho + pi) / 2, those of rho have the weights
+    log_ratios (queries, samples): log pi / rho of samples, half from the reference rho and half
+    from the policy pi. So all samples come from (rho + pi) / 2, and a sample's weight under rho is
     rho / (rho / 2 + pi / 2), at most 2 (the balance heuristic: Veach and Guibas 1995; Owen and Zhou
-    2000), and those of pi likewise. They are normalised, so that both models are distributions on
-    the same samples: then no policy is above the frontier, and the errors of gain and possible gain
-    cancel.
+    2000); under pi likewise. The weights are normalised, so that both models are distributions on
+    the same samples: then no policy is above the frontier, and errors of the gain and of the
+    possible gain cancel.
     """
     log_ratios = log_ratios.double()
     reference, policy = -softplus(log_ratios), -softplus(-log_ratios)
@@ -159,11 +159,11 @@ def mixture(log_ratios: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def effective_samples(ref_logprobs: torch.Tensor, rewards: torch.Tensor, beta: float) -> float:
-    """Return the number of independent samples to a query that tell as much about pi* for a beta.
+    """Return how many independent samples of pi* per query would say as much as these samples.
 
-    A query has 1 / sum(w^2) of them, where w are the weights of its samples under pi*. This is the
-    harmonic mean over queries, weighted by their gains, as an error of log Z is about 1 / (2 n)
-    for each of them: the worst query that matters decides. beta is above 0.
+    For one query this is n = 1 / sum(w^2), where w are the weights of its samples under pi* at
+    `beta` > 0. Since the error of log Z is about 1 / (2 n), the result is the harmonic mean over
+    queries, weighted by their gains: the worst query that has a gain decides.
     """
     rewards = rewards.double()
     weights = (ref_logprobs.double() + rewards / beta).softmax(-1)
@@ -198,7 +198,7 @@ def sampled_best_of_n(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Estimate rewards and KLs of the best of `n` samples of the reference: (queries,) each.
 
-    ref_logprobs: of at least n samples, see mixture. rewards, judged: as of best_of_n.
+    ref_logprobs: for at least n samples, see mixture. rewards, judged: see best_of_n.
     """
     values = rewards if judged is None else judged
     results = []
@@ -217,17 +217,17 @@ def sampled_best_of_n(
 
 
 def _best_at_most(probability: torch.Tensor, squares: torch.Tensor, n: int) -> torch.Tensor:
-    """Estimate how likely the best of `n` has at most each value: (values,), in their order.
+    """Estimate P(reward of the best of `n` <= value) for all values, in ascending order: (values,).
 
-    squares: of each value, the sum of the squared weights of its samples. A share F of N equally
-    likely samples would have no bias as C(N F, n) / C(N, n), the share of all choices of n of them.
-    Of weighted samples, N is the size of a binomial share with the variance of F.
+    probability, squares (values,): sums of the weights, and of the squared weights, of the samples
+    with each value. If a fraction F of N equal samples is below, C(N F, n) / C(N, n) has no bias.
+    With weights, N is the number at which a binomial fraction has the variance of F.
     """
     up_to = probability.cumsum(0).clamp(max=1)
     below, total = squares.cumsum(0), squares.sum()
     variance = below * (1 - up_to) ** 2 + (total - below) * up_to**2
     inverse_size = (variance / (up_to * (1 - up_to))).nan_to_num(0, 0, 0).unsqueeze(1)
-    taken = inverse_size * torch.arange(n)  # the share that earlier ones of a choice take away
+    taken = inverse_size * torch.arange(n)  # fraction that the samples chosen before take away
     left = (up_to.unsqueeze(1) - taken).clamp(min=0)
     chances = (left / (1 - taken).clamp(min=ROUNDING)).prod(1)
     chances[-1] = 1
@@ -237,12 +237,12 @@ def _best_at_most(probability: torch.Tensor, squares: torch.Tensor, n: int) -> t
 def _kl_of_best_of_n(
     probability: torch.Tensor, of_best: torch.Tensor, is_tied: torch.Tensor, n: int
 ) -> torch.Tensor:
-    """Return the KL of the best of n by the distribution of rewards (values,), in their order.
+    """Return the KL of the best of n, from the probability of each reward value, ascending.
 
-    of_best: how often the best has each value, see _best_at_most.
+    of_best (values,): probability that the best sample has each value, see _best_at_most.
 
-    A value that several samples have is one that ties, as in best_of_n. One that a single sample
-    has stands for an interval of values, over which the density n F^(n - 1) is integrated: without
+    A value that several samples have is a tie, handled as in best_of_n. A value that a single
+    sample has stands for an interval, over which the density n F^(n - 1) is integrated: without
     ties the KL is log n - (n - 1) / n, whatever the number of samples.
     """
     up_to = probability.cumsum(0).clamp(max=1)
@@ -257,7 +257,7 @@ def _kl_of_best_of_n(
 
 
 def all_responses(n_vocab: int, length: int) -> torch.Tensor:
-    """Return all n_vocab ** length responses, counting upwards: int64 (responses, length)."""
+    """Return all n_vocab ** length responses in counting order: int64 (responses, length)."""
     place_values = n_vocab ** torch.arange(length - 1, -1, -1)
     return torch.arange(n_vocab**length).unsqueeze(1) // place_values % n_vocab
 
@@ -295,7 +295,7 @@ def _only_zeros_after_the_end(
     responses: torch.Tensor,
     is_end: Callable[[torch.Tensor, int], torch.Tensor],
 ) -> None:
-    """Set `logprobs (batch, n_vocab)` to certainty of token 0 where `responses (batch, n)` end."""
+    """Make token 0 certain in `logprobs (batch, n_vocab)` where `responses (batch, n)` ended."""
     ended = torch.zeros(len(responses), dtype=torch.bool)
     for position, tokens in enumerate(responses.unbind(1)):
         ended |= is_end(tokens, position)
@@ -310,7 +310,7 @@ def _extended(context: torch.Tensor, n_vocab: int, length: int) -> torch.Tensor:
 
 
 def all_rewards(reward_model: Scorer, queries: torch.Tensor, length: int) -> torch.Tensor:
-    """Return float64 rewards (queries, n_vocab ** length) of all responses, none truncated."""
+    """Return float64 rewards (queries, n_vocab ** length) of all responses, without truncation."""
     n_vocab = reward_model.model.sizes.n_vocab
     last = torch.arange(n_vocab).unsqueeze(1)
     chunk_size = max(1, CHUNK // n_vocab)

@@ -19,7 +19,7 @@ BEST_OF_N, BEST_BY_REWARD_MODEL = 's', '^'
 
 
 def draw(results: dict[str, Any], path: str) -> None:
-    """Plot reward against KL, one panel for each reward measured."""
+    """Write a PNG to `path` that plots reward against KL, with one panel per reward."""
     from matplotlib.figure import Figure  # slow to import; this class needs no display
 
     rewards = results['rewards']
@@ -47,7 +47,7 @@ def draw(results: dict[str, Any], path: str) -> None:
 
 
 def _draw_frontier(axes: Axes, curve: dict[str, list[float]], up_to: float) -> None:
-    """Draw the highest reward at each KL; beyond the last known one, draw that it is not lower."""
+    """Draw the highest reward at each KL; past the last known KL, a dotted lower bound."""
     end = min(up_to, curve['kl'][-1])
     kls = [*(kl for kl in curve['kl'] if kl < end), end]
     best = np.interp(kls, curve['kl'], curve['reward'])

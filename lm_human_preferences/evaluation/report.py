@@ -1,4 +1,4 @@
-"""Results of an evaluation for readers: tables in text, and the points of a picture."""
+"""Results of an evaluation as text tables, and as the points of a picture."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -8,15 +8,15 @@ from lm_human_preferences.labels.report.wording import aligned
 from lm_human_preferences.utils import student
 from lm_human_preferences.utils.terminal import printable
 
-Point = Mapping[str, Any]  # {number: mean over queries}, and 'standard_errors'
+Point = Mapping[str, Any]  # {name: mean over queries}, and 'standard_errors': {name: error}
 
 BEST_OF = (4, 16)
 POINTS, BEST_OF_N = ('base', 'policy', 'optimum'), 'best_of_'  # names of points in results
 JUDGE = 'judge'  # name of the reward of --judge in results
-FRONTIER = 'frontier'  # name of the frontier, a curve, beside the points of a reward
-FEW_SAMPLES = 10  # fewer effective samples do not tell the best possible reward
-FEWEST_FOR_SHARE = 16  # queries for an interval of a share; see also student.FEWEST
-BY_REWARD_MODEL = '_by_reward_model'  # ends the name of a best of n that another reward judges
+FRONTIER = 'frontier'  # key of the frontier, a curve, beside the points of a reward in results
+FEW_SAMPLES = 10  # with fewer effective samples, the best possible reward is unknown
+FEWEST_FOR_SHARE = 16  # fewest queries for the interval of a share; otherwise student.FEWEST
+BY_REWARD_MODEL = '_by_reward_model'  # suffix if best of n is chosen by another reward than scored
 REWARD_MODEL, CLASSIFIER, FUNCTION = 'reward model', 'classifier', 'reward function'
 COLUMNS = {
     'kl': 'KL',
@@ -62,7 +62,7 @@ def _label(point: str, reward: str, trained_on: str) -> str:
 
 
 def rows(results: dict[str, Any], reward: str) -> list[list[str]]:
-    """Return the table of the results by a reward as rows of texts; the first row has the heads."""
+    """Return the results by a reward as rows of a table; the first row has the column headings."""
     queries = results['queries']
     found = [[reward, *COLUMNS.values()]]
     points = points_of(results, reward)
@@ -90,9 +90,9 @@ def _cell(values: Point, name: str, queries: int) -> str:
 
 
 def margin(values: Point, name: str, queries: int) -> float | None:
-    """Return half the width of the 95 % interval of a number; None where it has no error.
+    """Return half the width of a number's 95 % interval; None without an error or enough queries.
 
-    Queries are taken as independent; the mean of few has a t distribution; very few tell nothing.
+    Queries are treated as independent, so that the mean over queries has a t distribution.
     """
     error = values.get('standard_errors', {}).get(name)
     if not error or queries < (FEWEST_FOR_SHARE if name == 'share' else student.FEWEST):
@@ -101,13 +101,13 @@ def margin(values: Point, name: str, queries: int) -> float | None:
 
 
 def _has_few_samples(values: Point) -> bool:
-    """Return whether samples tell too little about the best policy at the KL of a point."""
-    effective = values.get('effective_samples')  # None of rewards that are not finite
+    """Return whether a point has too few samples to estimate the best policy at its KL."""
+    effective = values.get('effective_samples')  # None if rewards are not finite
     return effective is not None and effective < FEW_SAMPLES
 
 
 def not_finite(results: dict[str, Any], reward: str) -> list[str]:
-    """Return the labels of points whose KL or reward is infinite or NaN: None in results."""
+    """Return the labels of points whose KL or reward is infinite or NaN (None in `results`)."""
     found = points_of(results, reward).values()
     return [label for label, of in found if not is_known(of) and not _has_few_samples(of)]
 
@@ -143,7 +143,7 @@ def remarks(results: dict[str, Any], reward: str) -> list[str]:
 
 
 def points_of(results: dict[str, Any], reward: str) -> dict[str, tuple[str, Point]]:
-    """Return {point: (its label, its numbers)} of results by a reward."""
+    """Return {point: (label, {name: number})} of the results by `reward`."""
     found = {}
     for point, values in results['rewards'][reward].items():
         if point in POINTS or point.startswith(BEST_OF_N):
@@ -157,9 +157,9 @@ def is_known(values: Point) -> bool:
 
 
 def frontier_of(points: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Return KLs and rewards of the frontier from the initial model on, as far as it is known.
+    """Return {'kl', 'reward'} of the frontier, from the initial model to the last known point.
 
-    It is known where it is exact, or estimated from enough samples.
+    A point is known if it is exact, or estimated from enough samples.
     """
     base, curve = points['base'], points[FRONTIER]
     sizes = curve.get('effective_samples')

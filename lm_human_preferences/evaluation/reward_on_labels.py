@@ -25,9 +25,9 @@ BATCH = 64  # labels that are scored at a time
 def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict[str, Any]:
     """Return the accuracy of the reward model of `run` on labels, for JSON.
 
-    'held_out': on labels that its training held out, None without any; 'trained_on': on others;
-    'comparisons': on those of two policies, from which nothing learns. Labels that the model may
-    have learned test nothing, and have no interval.
+    'held_out': on labels that the model's training held out; 'trained_on': on all other training
+    labels; 'comparisons': on labels that compare two policies, which no model learns from; None
+    without such labels. Labels that the model may have learned are no test: they get no interval.
     """
     model = _reward_for(folder, run)
     is_learned = isinstance(model, LearnedReward)
@@ -57,13 +57,13 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
 
 
 def _is_exported(model: loading.FrozenRewardModel) -> bool:
-    """Return whether a classifier was a reward model of this program; its labels are not known."""
+    """Return whether `model` is a reward model that this program exported, with unknown labels."""
     scorer = model.scorer if isinstance(model, TextReward) else None
     return isinstance(scorer, Classifier) and scorer.is_exported
 
 
 def _reward_for(folder: LabelFolder, run: str) -> loading.FrozenRewardModel:
-    """Return the reward of `run` for tokens of a folder; see loading.load_reward_model."""
+    """Return the reward model `run` for the tokens of `folder`; see loading.load_reward_model."""
     encoding, chat = folder.encoding(), bool(folder.task['task'].get('chat'))
     if run == 'mock':
         return loading.load_reward_model(run, encoding)
@@ -77,7 +77,7 @@ def _reward_for(folder: LabelFolder, run: str) -> loading.FrozenRewardModel:
 
 
 def rewards_by(model: loading.FrozenRewardModel) -> Rewards:
-    """Return a function that `predict` takes, which gives rewards (batch, n) of n responses."""
+    """Return a function for `predict`: (queries, responses (batch, n, length)) -> (batch, n)."""
     if isinstance(model, LearnedReward):
         return model.get_rewards
 

@@ -1,1 +1,1 @@
-"""Reward that is linear in the frozen initial model's states: its fit, uncertainty and file."""
+"""Reward by a linear head on the frozen initial model's hidden states: fit, uncertainty, file."""

@@ -1,4 +1,4 @@
-"""Fitting a head to the features of labels, and how well it would predict other labels."""
+"""Fit of a head to labels, and an estimate of how well it predicts labels that it has not seen."""
 
 import dataclasses
 import math
@@ -13,17 +13,17 @@ from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.labels.held_out import Prediction, prediction_of
 from lm_human_preferences.utils import student
 
-MOST_WANTED = 10_000  # labels; a warning names no larger number
+MOST_WANTED = 10_000  # a warning does not suggest more labels than this
 
 
 class Fitted(NamedTuple):
     """Head, and the results of its cross-validation.
 
-    Each label is predicted by a head that has not learned from labels about the same query.
-    prediction: how well these heads predict labels without ties. gain: how much better they are
-    than guessing, in nats per label. Both are None if all labels are connected, see subjects_of.
-    least_gain: gain that guessing exceeds with a probability of 2.5 %; None for few queries. loss:
-    mean loss of these heads, or of guessing if all labels are connected.
+    In it, each label is predicted by a head that was fitted to labels about other queries only.
+    prediction: accuracy of these heads on labels without ties. gain: their advantage over guessing,
+    in nats per label. Both are None if all labels are connected, see held_out.subjects_of.
+    least_gain: gain that mere guessing exceeds with a probability of 2.5 %; None for few queries.
+    loss: mean loss of these heads, or of guessing if all labels are connected.
     """
 
     head: Head
@@ -74,14 +74,14 @@ def fit_head(
 ) -> Fitted:
     """Fit a head to `features (labels, n, features)`.
 
-    others: features (responses, features) of other responses, which also set the scale of each
-    feature. subjects: (labels,), see held_out.subjects_of.
+    others (responses, features): features of responses without labels, which also set the scale of
+    each feature. subjects (labels,): see held_out.subjects_of.
     """
     every = torch.cat([features.flatten(0, 1), others])
     head = unfitted(every)
     standard, unit, origin = standardized(labels, label_type)
     problem = Problem(head.standardized(features.double()), standard, label_type)
-    is_one = subjects.max() == 0  # nothing can be left out
+    is_one = subjects.max() == 0  # a single subject, which cannot be left out
     found = None if is_one else cross_validated(problem, subjects)
     strength = STRENGTHS[0] if found is None else found.strength
     weight, bias, known, doubt = posterior(problem, strength)
@@ -101,9 +101,9 @@ def fit_head(
 
 
 def _prediction(problem: Problem, found: Validated) -> Prediction | None:
-    """Return the prediction of labels without ties, by scores relative to each fold's guess.
+    """Return the accuracy on labels without ties, after subtracting each fold's guess from scores.
 
-    Each guess is made from the other folds, so it is low where the left-out labels are high;
+    A fold's guess is made from the other folds, so it is low where the left-out labels are high;
     without subtracting it, scores and labels would correlate negatively.
     """
     label_type, labels = problem.label_type, dict(problem.labels)
@@ -119,11 +119,11 @@ def _prediction(problem: Problem, found: Validated) -> Prediction | None:
 
 
 def least_gain(gains: torch.Tensor) -> float | None:
-    """Return the mean of `gains (subjects,)` that guessing exceeds with a probability of 2.5 %.
+    """Return the mean gain that mere guessing would exceed with a probability of 2.5 %.
 
-    None for few subjects. Folds learn from each other's labels, so their gains are not independent.
-    Nadeau and Bengio, Inference for the generalization error (2003), correct for this: they add the
-    ratio of labels that are left out to labels that are learned from.
+    gains: (subjects,); None if they are few. Folds learn from each other's labels, so their gains
+    are not independent. Nadeau and Bengio, Inference for the generalization error (2003), correct
+    the variance for this by the ratio of left-out labels to learned labels.
     """
     count = len(gains)
     if count < student.FEWEST:
@@ -133,6 +133,6 @@ def least_gain(gains: torch.Tensor) -> float | None:
 
 
 def _by_subject(gains: torch.Tensor, subjects: torch.Tensor) -> torch.Tensor:
-    """Return a value for each subject; their mean is the mean of `gains (labels,)`."""
+    """Return a gain per subject (subjects,), scaled so that their mean is that of `gains`."""
     sums = torch.zeros(int(subjects.max()) + 1, dtype=gains.dtype).index_add(0, subjects, gains)
     return sums * len(sums) / len(gains)

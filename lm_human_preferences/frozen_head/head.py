@@ -1,4 +1,4 @@
-"""A head on pooled hidden states: what it computes, and its file."""
+"""Head on pooled hidden states: its scores, their uncertainty, and its file."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from lm_human_preferences.runs.run_files import FROZEN_HEAD as FILE
 from lm_human_preferences.storage.schema import matches_schema
 
 ABOUT = 'about'  # key in the file's metadata: the head's model and task, as JSON
-DIGEST = 'sha256'  # key in that, which earlier versions did not write
-# Errors that wrong values in its file cause
+DIGEST = 'sha256'  # key in the JSON of ABOUT, which earlier versions did not write
+# Errors that wrong values in a head's file cause
 _WRONG_KINDS = (AttributeError, LookupError, TypeError, ValueError)
-SMALLEST_DEVIATION = 1e-6  # of features, or of scores: less is only rounding
+SMALLEST_DEVIATION = 1e-6  # features or scores with a smaller deviation count as constant
 
 
 @dataclasses.dataclass(frozen=True)
 class Head:
     """Linear head on z = (features - mean) / scale, with the uncertainty of its scores.
 
-    A score is z . weight + bias. Its standard deviation is doubt * sqrt(|z|^2 - |known z|^2): that
-    of the Gaussian prior, doubt * |z|, less what is known from labels. mean, scale, weight:
-    (features,). known: (directions, features). bias, doubt: (). usual: (), the mean standard
-    deviation of the responses that the head was fitted with.
+    A score is z . weight + bias. Its standard deviation is doubt * sqrt(|z|^2 - |known z|^2): the
+    prior's deviation, doubt * |z|, reduced by what labels have shown. mean, scale, weight:
+    (features,). known: (directions, features). bias, doubt: (). usual: (), mean of the standard
+    deviation over the responses that the head was fitted with.
     """
 
     mean: torch.Tensor
@@ -67,17 +67,17 @@ class Head:
         return Head(**{name: each.to(device, torch.float32) for name, each in vars(self).items()})
 
     def save(self, directory: str, about: Mapping[str, Any]) -> None:
-        """Write the file. about: see ABOUT."""
+        """Write the head's file into `directory`. about: see ABOUT."""
         from safetensors.torch import save
 
         tensors = {name: each.float().contiguous() for name, each in vars(self).items()}
-        # One entry, as safetensors writes several in any order.
+        # Only one metadata entry, as safetensors writes several in an arbitrary order.
         text = json.dumps({**about, DIGEST: _digest(tensors, about)})
         storage.write_bytes(storage.join(directory, FILE), save(tensors, {ABOUT: text}))
 
 
 def _digest(tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of all that a file holds."""
+    """Return the SHA-256 of a head's `tensors` and `about`."""
     digest = hashlib.sha256(json.dumps(about).encode())
     for name in sorted(tensors):
         digest.update(tensors[name].cpu().numpy().tobytes())
@@ -85,7 +85,7 @@ def _digest(tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> st
 
 
 def unfitted(features: torch.Tensor) -> Head:
-    """Return the head that standardises `features (responses, n)`, with the weight 0.
+    """Return a head of weight 0 that standardises `features (responses, n)`.
 
     Its scale gives a typical z the norm 1.
     """
@@ -121,7 +121,7 @@ def load(directory: str) -> tuple[Head, dict[str, Any]]:
 
 
 def task_of(about: Mapping[str, Any]) -> TaskHParams:
-    """Return the task that a head was fitted for; errors of wrong values are those of HParams."""
+    """Return the task that a head was fitted for; for wrong values, HParams raises its errors."""
     task = TaskHParams()
     task.override_from_nested_dict(about['task'], keep_unknown=True)
     task.check_values()

@@ -11,17 +11,17 @@ from lm_human_preferences.training.optimizer import LBFGS
 
 Labels = dict[str, torch.Tensor]
 MOST_ITERATIONS = 1000
-SMALLEST_GRADIENT = 1e-6  # nats per unit of a weight; L-BFGS stops below it
-SMALLEST_CHANGE = 1e-10  # of the loss, in nats; L-BFGS stops below it
-ALL_EQUAL = 1e-6  # numbers are equal if they deviate by less, as a fraction of the largest
-LEAST_KNOWN = 1e-9  # fraction of the prior's variance, below which labels explain nothing
+SMALLEST_GRADIENT = 1e-6  # L-BFGS stops below this gradient, in nats per unit of a weight
+SMALLEST_CHANGE = 1e-10  # L-BFGS stops if the loss changes by less, in nats
+ALL_EQUAL = 1e-6  # labels count as equal if their deviation is a smaller fraction of the largest
+LEAST_KNOWN = 1e-9  # directions where labels explain a smaller fraction of the prior are dropped
 
 
 def standardized(labels: Labels, label_type: LabelType) -> tuple[Labels, float, float]:
-    """Return labels with standardised numbers, and the unit and origin taken out of these.
+    """Return (labels, unit, origin): numeric labels minus `origin`, divided by `unit`.
 
-    The numbers then have a root mean square of 1, so that nothing depends on their unit.
-    Labels that are not numbers stay as they are.
+    They then have a root mean square of 1, so that nothing depends on their unit.
+    Labels that are not numeric are returned unchanged.
     """
     if not label_type.is_numeric:
         return labels, 1.0, 0.0
@@ -37,7 +37,7 @@ def standardized(labels: Labels, label_type: LabelType) -> tuple[Labels, float, 
 class Problem(NamedTuple):
     """Labels with the features (labels, n, features) of their responses, in float64.
 
-    Numbers are standardised; the variance of their noise is 1 in the loss, see posterior.
+    Numeric labels are standardised; the loss takes the variance of their noise as 1.
     """
 
     features: torch.Tensor
@@ -45,22 +45,22 @@ class Problem(NamedTuple):
     label_type: LabelType
 
     def rows(self, chosen: torch.Tensor) -> Problem:
-        """Return the problem of the labels where `chosen (labels,)`, bool or indices."""
+        """Return the problem with only the `chosen` labels: a bool mask (labels,), or indices."""
         labels = {field: values[chosen] for field, values in self.labels.items()}
         return self._replace(features=self.features[chosen], labels=labels)
 
     def surprise(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return minus the log-likelihood under `scores (labels, n)`, up to a constant."""
+        """Return the labels' negative log-likelihood by `scores (labels, n)`, up to a constant."""
         mean = self.label_type.loss_of(scores, self.labels)['loss']
         return (0.5 if self.label_type.is_numeric else 1.0) * len(scores) * mean
 
     def surprises(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return the surprise (labels,) of each label."""
+        """Return the `surprise` of each label: (labels,)."""
         rows = torch.arange(len(scores)).split(1)
         return torch.stack([self.rows(row).surprise(scores[row]) for row in rows])
 
     def guess(self) -> float:
-        """Return the best constant score; ratings alone depend on the constant."""
+        """Return the best constant score: the mean of ratings; 0 for labels that compare."""
         is_rated = self.label_type.is_numeric and self.features.shape[1] == 1
         return self.labels[self.label_type.field].mean().item() if is_rated else 0.0
 
@@ -71,7 +71,7 @@ def fit(
     """Return the most probable weight (features,) and bias ().
 
     The prior of each weight is a Gaussian around 0 of precision `strength`, so the problem is
-    strictly convex where the label type's loss is convex. start: where to begin; None: at 0.
+    strictly convex if the label type's loss is convex. start: (weight, bias); None: zeros.
     """
     features = problem.features
     if start is None:
@@ -99,7 +99,7 @@ def fit(
 
 
 class Posterior(NamedTuple):
-    """Most probable weight and bias; `known` and `doubt` of Head, by the curvature there."""
+    """Most probable weight and bias, and the `known` and `doubt` of Head that they imply."""
 
     weight: torch.Tensor
     bias: torch.Tensor
@@ -110,8 +110,8 @@ class Posterior(NamedTuple):
 def posterior(problem: Problem, strength: float) -> Posterior:
     """Return the most probable head, and its uncertainty.
 
-    strength: precision of the prior; for numbers, in units of the variance of their noise, which is
-    estimated.
+    strength: precision of the prior; for numeric labels, multiplied by the variance of their noise,
+    which is estimated here.
     """
     weight, bias = fit(problem, strength)
     scores = problem.features @ weight + bias
@@ -127,14 +127,14 @@ def posterior(problem: Problem, strength: float) -> Posterior:
     known = directions[is_known] * fraction[is_known].sqrt().unsqueeze(1)
     variance = 1 / strength
     if problem.label_type.is_numeric:
-        free = len(scores) - (scores.shape[1] == 1)  # the bias takes one, where it matters
+        free = len(scores) - (scores.shape[1] == 1)  # only ratings determine the bias, too
         left = 2 * problem.surprise(scores) + strength * weight.square().sum()
         variance *= left.item() / max(free, 1)
     return Posterior(weight, bias, known, torch.tensor(variance**0.5))
 
 
 def _curvature(problem: Problem, scores: torch.Tensor) -> torch.Tensor:
-    """Return second derivatives (labels, n, n) of each label's surprise by its scores."""
+    """Return second derivatives (labels, n, n) of each label's surprise by that label's scores."""
     scores = scores.detach().requires_grad_()
     (gradient,) = torch.autograd.grad(problem.surprise(scores), scores, create_graph=True)
     rows = []

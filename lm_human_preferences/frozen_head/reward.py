@@ -15,14 +15,14 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.runs.run_files import BASE, POLICY
 from lm_human_preferences.training.model_sizes import is_model
 
-PROBED = 4  # tokens in the query, and in the response, whose features identify a model
-MOST_DIFFERENCE = 0.1  # between features of the same model, in their standard deviations
+PROBED = 4  # length of the query and of the response whose features identify a model
+MOST_DIFFERENCE = 0.1  # largest between features of the same model, in standard deviations
 
 
 class FrozenReward:
-    """Score by a head on the hidden states of `reference`, lower where it is uncertain.
+    """Reward by a head on the hidden states of `reference`, lower where the head is uncertain.
 
-    pessimism: subtracted for each unit by which the standard deviation exceeds the usual one, so
+    pessimism: subtracted for each unit by which the standard deviation exceeds `head.usual`, so
     that the mean score of the initial policy stays the same. The reference is never trained. It
     reads queries as the policy does: in the chat template, if there is one.
     """
@@ -36,13 +36,13 @@ class FrozenReward:
         self.blocks = blocks_of(reference.model.sizes.n_layer)
 
     def set_head(self, head: Head) -> None:
-        """Score by another head from now on."""
+        """Replace the head that scores."""
         self.head = head.to(self.reference.device)
 
     def score_and_stats(
         self, queries: torch.Tensor, responses: torch.Tensor, states: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return rewards and deviations (batch[, n]) of `responses (batch[, n], length)`.
+        """Return rewards and {'score_std': ...} (batch[, n]) of `responses (batch[, n], length)`.
 
         states: inputs of `blocks`, if the reference has computed them already.
         """
@@ -58,7 +58,7 @@ class FrozenReward:
 
 
 def without_labels(reference: Policy, pessimism: float = 0.0) -> FrozenReward:
-    """Return a reward whose head scores 0, until another is set."""
+    """Return a reward whose head scores 0 until set_head replaces it."""
     nothing = torch.zeros(1, n_features(reference.model.sizes.n_embd))
     return FrozenReward(unfitted(nothing), reference, pessimism)
 
@@ -75,7 +75,7 @@ def features_of(
     if states is None:
         count = len(rows) // len(queries)
         blocks = blocks_of(reference.model.sizes.n_layer)
-        # Of an empty response, only the state before its first token is read, whatever token it is.
+        # For an empty response, only the state before its first token is read: any token will do.
         rows = rows.clone()
         rows[~real.any(1), 0] = 0
         repeated = queries.repeat_interleave(count, 0)
@@ -84,7 +84,7 @@ def features_of(
 
 
 def probe_of(reference: Policy) -> torch.Tensor:
-    """Return features of a fixed text in the template, which identify a model."""
+    """Return features (features,) of a fixed query and response, which identify a model."""
     tokens = torch.arange(2 * PROBED).view(2, 1, PROBED) % reference.model.sizes.n_vocab
     return features_of(reference, tokens[0], tokens[1])[0].cpu()
 
@@ -96,10 +96,10 @@ def checked(
     reference: Policy | None = None,
     pessimism: float = 0.0,
 ) -> FrozenReward:
-    """Return the reward of a head that was loaded from a directory.
+    """Return the reward of `head`, which was loaded from `directory` with `about`.
 
-    reference: initial policy of the run that is rewarded; None: the model it was fitted on.
-    UserError unless it has the states that the head was fitted on.
+    reference: initial policy of the run to be rewarded; None: the model the head was fitted on.
+    UserError if the hidden states of the reference differ from those the head was fitted on.
     """
     if reference is None:
         reference = _reference_of(directory, about)
@@ -107,10 +107,10 @@ def checked(
     difference = torch.inf
     if len(about['probe']) == len(here):
         deviations = head.scale / len(here) ** 0.5
-        # Each feature counts at most 1: in bf16 a large one that hardly varies may differ by more.
+        # Each feature counts at most 1: in bf16, a large, nearly constant one may differ by more.
         apart = ((torch.tensor(about['probe']) - here) / deviations).clamp(-1, 1)
         difference = apart.square().mean().sqrt().item()
-    if not difference <= MOST_DIFFERENCE:  # also of NaN
+    if not difference <= MOST_DIFFERENCE:  # true for NaN, too
         raise other_model(directory, about, reference.trained_model.name)
     return FrozenReward(head, reference, pessimism)
 
@@ -124,7 +124,7 @@ def other_model(directory: str, about: Mapping[str, Any], name: str) -> UserErro
 
 
 def _reference_of(directory: str, about: Mapping[str, Any]) -> Policy:
-    """Load the model that a head was fitted on: beside it, in its run, or by its name."""
+    """Load the model a head was fitted on: from the head's folder, its run, or the model's name."""
     run = os.path.dirname(directory.rstrip('/'))
     task = task_of(about)
     base, policy = storage.join(run, BASE), storage.join(run, POLICY.network)

@@ -1,4 +1,4 @@
-"""Cross-validation of a head over queries: its prior's strength, and its gain over guessing."""
+"""Cross-validation over queries: chooses a head's prior, and measures its gain over guessing."""
 
 from typing import NamedTuple
 
@@ -7,16 +7,16 @@ import torch
 from lm_human_preferences.frozen_head.posterior import Problem, fit
 
 FOLDS = 10
-# Precisions of the prior, strongest first: each fit begins where the one before has ended.
+# Precisions of the prior, strongest first: each fit starts from the result of the previous fit.
 STRENGTHS = (30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)
 SEED = 0
 
 
 class Validated(NamedTuple):
-    """Scores (labels, n) of labels by heads that were not fitted to them, at the best strength.
+    """Best strength of the prior, and scores (labels, n) by heads not fitted to those labels.
 
-    guesses: (labels, n), the best constant for the labels that each head was fitted to. gains:
-    (labels,), in nats, of scores over guesses.
+    guesses (labels, n): best constant score for the labels that each head was fitted to. gains
+    (labels,): advantage of the scores over the guesses, in nats.
     """
 
     strength: float
@@ -26,14 +26,14 @@ class Validated(NamedTuple):
 
 
 def folds_of(subjects: torch.Tensor, folds: int = FOLDS) -> torch.Tensor:
-    """Return the fold (labels,) of labels about `subjects (labels,)`, numbered from 0."""
+    """Return each label's fold number, from 0: (labels,). A subject's labels share a fold."""
     count = int(subjects.max()) + 1
     order = torch.randperm(count, generator=torch.Generator().manual_seed(SEED))
     return order[subjects] % min(folds, count)
 
 
 def cross_validated(problem: Problem, subjects: torch.Tensor) -> Validated:
-    """Choose the strength whose heads predict labels about left-out `subjects` best."""
+    """Choose the prior strength whose heads best predict labels about left-out `subjects`."""
     fold = folds_of(subjects)
     features = problem.features
     scores = features.new_zeros(len(STRENGTHS), *features.shape[:2])
@@ -53,9 +53,9 @@ def cross_validated(problem: Problem, subjects: torch.Tensor) -> Validated:
 
 
 def _gains(problem: Problem, scores: torch.Tensor, guesses: torch.Tensor) -> torch.Tensor:
-    """Return by how many nats scores predict each label (labels,) better than guesses do.
+    """Return by how many nats `scores` predict each label better than `guesses`: (labels,).
 
-    Numbers have normal noise, with the variance of the errors of either.
+    Numeric labels have normal noise, with a variance fitted separately to scores and guesses.
     """
     guessed, found = problem.surprises(guesses), problem.surprises(scores)
     if not problem.label_type.is_numeric:

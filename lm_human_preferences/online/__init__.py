@@ -1,1 +1,1 @@
-"""Labels that are collected while a policy trains, and the reward model that they retrain."""
+"""Collection of labels while a policy trains, and retraining of the reward model on them."""

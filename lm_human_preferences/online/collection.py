@@ -69,13 +69,13 @@ class Collection(Hook):
     def before_step(self, step: int) -> None:
         """Ask questions, wait for the labels that `step` needs, and retrain if it is time.
 
-        UserError if they are missing after --rewards.online.patience hours.
+        UserError if labels are missing after --rewards.online.patience hours.
         """
         self.comm.on_rank_0(lambda: self._on_rank_0.ask(step))
         self._wait(step)
         if self.schedule.is_trained_at(step):
             self._train(step)
-        elif not self.retrainer.is_trained:  # resumed: no checkpoint holds the head
+        elif not self.retrainer.is_trained:  # after a resume, as checkpoints do not hold the head
             last = max(each for each in self.schedule.training_steps() if each < step)
             self.retrainer.train(self._labels_of(last)[0], last)
 
@@ -104,7 +104,7 @@ class Collection(Hook):
             time.sleep(POLL_SECONDS)
 
     def _give_up(self, missing: int, step: int) -> None:
-        """Save, and raise a UserError that says how to go on."""
+        """Save, and raise a UserError that says how to resume."""
         self.checkpointer.save(self.trainer)
         self.checkpointer.wait()
         self.comm.barrier()
@@ -122,7 +122,7 @@ class Collection(Hook):
         )
 
     def _labels_of(self, step: int) -> tuple[Labels, Labels | None]:
-        """Return on all ranks what RunLabels.learn returns on rank 0."""
+        """Return, on every rank, the result of RunLabels.learn on rank 0."""
         return self.comm.on_rank_0(lambda: self._on_rank_0.learn(step))
 
     def _train(self, step: int) -> None:

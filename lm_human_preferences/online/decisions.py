@@ -1,7 +1,7 @@
 """Log of an online run (used.jsonl): the labels that each reward model learned from.
 
-A resumed run would find more answers than before, so a line is on the disk before the model learns,
-and never changes:
+When a run resumes, there may be more answers than before. So a line is written before the model
+learns, and never changes:
 
     {"model": 5, "step": 130, "wanted": 512, "labels": 530, "answers": {"anna": 3}, "digest": ""}
 """
@@ -17,23 +17,23 @@ from lm_human_preferences.runs.run_files import USED
 from lm_human_preferences.storage.schema import COUNT, matches_schema
 
 KINDS = {'model': COUNT, 'step': COUNT, 'wanted': COUNT, 'labels': COUNT, 'digest': str}
-EARLIER = 'asked_again'  # in lines of earlier versions about skipped questions, which are not read
+EARLIER = 'asked_again'  # key of lines that only earlier versions wrote, and that are ignored
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Labels from which reward model number `model`, from 1, learns before `step` of the policy."""
+    """Labels that reward model number `model` (from 1) learns from, before the policy's `step`."""
 
     model: int
     step: int
-    wanted: int  # l(n) of the paper
+    wanted: int  # number of labels due at this step: l(n) in the paper
     labels: int
-    answers: dict[str, int]  # {labeller: lines of the file}
+    answers: dict[str, int]  # {labeller: number of lines read from the labeller's file}
     digest: str
 
 
 class Decisions:
-    """Batches of a run in the folder of labels at `path`; this process alone adds to them."""
+    """Batches recorded in the label folder `path`, to which only this process may add."""
 
     def __init__(self, path: str) -> None:
         file = os.path.join(path, USED)
@@ -51,12 +51,12 @@ class Decisions:
             raise
 
     def last_batch_before(self, step: int) -> Batch | None:
-        """Return the labels that the reward model in use before `step` has learned from."""
+        """Return the batch that the reward model in use before `step` learned from, or None."""
         steps = [when for when in self.batches if when < step]
         return self.batches[max(steps)] if steps else None
 
     def record_batch(self, batch: Batch) -> None:
-        """Record the labels that a reward model learns from."""
+        """Append to used.jsonl the labels that a reward model learns from."""
         self._writer.append([dataclasses.asdict(batch)])
         self.batches[batch.step] = batch
 

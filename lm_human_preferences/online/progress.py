@@ -14,12 +14,12 @@ TAG = 'online/'  # prefix of the names in TensorBoard
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Outcome of the training of a reward model; loss, held_out: see retraining.Outcome."""
+    """Outcome of training one reward model; loss, held_out: see retraining.Outcome."""
 
     batch: Batch
     loss: float
     held_out: Prediction | None
-    previous: Prediction | None  # accuracy of the previous model on the labels since its training
+    previous: Prediction | None  # the previous model's accuracy on labels given since its training
 
     def statistics(self) -> dict[str, float]:
         """Return {name in TensorBoard, without TAG: number}."""
@@ -37,7 +37,7 @@ class Report:
         return found
 
     def line(self, models: int) -> str:
-        """Return the line for the console. models: number of trainings of the run."""
+        """Return the line for the console. models: number of reward models that the run trains."""
         batch = self.batch
         parts = [f'{batch.labels} labels ({batch.wanted} wanted)', f'loss {self.loss:.3f}']
         if self.held_out is not None:
@@ -50,5 +50,5 @@ class Report:
 
 
 def label_command(folder: str) -> str:
-    """Return the command with which people answer."""
+    """Return the command with which people answer the questions in `folder`."""
     return shell.typed('./launch.py label', os.path.abspath(folder), '--labeller', 'NAME')

@@ -1,4 +1,4 @@
-"""Questions made by sampling policies, whoever asks them: `./launch.py ask`, or a training."""
+"""Questions made by sampling policies, for `./launch.py ask` and for online training."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.training.micro_batches import map_micro_batches
 from lm_human_preferences.utils.core import random_stream
 
-IDLE_BATCHES = 20  # batches without a new question, after which no more are expected
+IDLE_BATCHES = 20  # asking stops after so many batches in a row without a new question
 PART = 'train'  # split of the data set
-POLICY = 'policy'  # name of the policy whose samples a question has
+POLICY = 'policy'  # name that questions give to the policy in training
 
 Tokens = dict[str, list[int]]  # {field: token ids} of a query and its samples
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Query:
-    """Query (query_length,), and the number of texts of the data set read up to it."""
+    """Query tokens (query_length,), and the number of texts read from the data set to get there."""
 
     tokens: torch.Tensor
     texts_read: int
 
 
 class Queries:
-    """Queries of a task in their order, from any position.
+    """Queries of a task in a fixed order, which can be read from any position.
 
     part, labels: see lm_tasks.make_query_sampler.
     """
@@ -49,7 +49,7 @@ class Queries:
         self._next = 0  # index in _read of the next query to take
 
     def seek(self, texts_read: int) -> None:
-        """Continue after the query for which `texts_read` texts had been read."""
+        """Continue after the query with this `texts_read`, see Query."""
         counts = [query.texts_read for query in self._read]
         if texts_read in counts:
             self._next = counts.index(texts_read) + 1
@@ -68,10 +68,10 @@ class Queries:
 
 
 class QuestionSampler:
-    """Sampler of policies {name: policy}, each of which gives as many samples of a question.
+    """Sampler of questions, which have equally many samples from each of {name: policy}.
 
-    names: policy of each sample. equal, known: questions left out, as all samples are equal or the
-    question is asked already.
+    names: name of the policy of each sample. equal, known: numbers of questions left out because
+    all their samples are equal, or because they are asked already.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class QuestionSampler:
     def new_questions(
         self, queries: Sequence[Query], seen: set[str]
     ) -> Iterator[tuple[Query, Tokens]]:
-        """Yield questions worth asking, and add their ids to `seen`."""
+        """Yield (query, tokens) of new questions with unequal samples; add their ids to `seen`."""
         for query, tokens in zip(queries, self._samples(queries), strict=True):
             id = question_id(tokens)
             if are_equal([tokens[field] for field in self.fields]):
@@ -108,7 +108,7 @@ class QuestionSampler:
                 yield query, tokens
 
     def _samples(self, queries: Sequence[Query]) -> Iterator[Tokens]:
-        """Yield each query with its responses, as a reward model sees them."""
+        """Yield {field: tokens} of each query and its responses, as a reward model sees them."""
         rows = torch.stack([query.tokens for query in queries])
         times = len(self.fields) // len(self.policies)
         columns: list[torch.Tensor] = []  # one for each field: (queries, response_length)
@@ -135,9 +135,9 @@ def are_equal(samples: Sequence[list[int]]) -> bool:
 
 
 class QuestionSource:
-    """Source of questions about a policy in training; an interrupted run asks the same ones again.
+    """Source of questions about a policy in training; a resumed run asks the same questions again.
 
-    writer: writes into the folder of labels. seed: seed of the run.
+    writer: writer into the run's label folder. seed: seed of the run.
     """
 
     def __init__(
@@ -159,19 +159,19 @@ class QuestionSource:
             self.queries = Queries(settings.task, policy.encoder, PART, labels)
 
     def _asked(self) -> list[Question]:
-        """Return the questions of the run; those of `./launch.py ask` have no episode."""
+        """Return the run's own questions; questions by `./launch.py ask` have no episode."""
         questions = self.writer.folder.questions.values()
         return [question for question in questions if question.episode is not None]
 
     def asked_until(self, step: int) -> int:
-        """Return the number of questions that were asked before `step`, and before earlier ones."""
+        """Return the number of questions that were asked before `step` or before earlier steps."""
         episodes = [question.episode for question in self._asked()]
         return sum(
             episode is not None and episode <= step * self.batch_size for episode in episodes
         )
 
     def ask(self, step: int, count: int) -> bool:
-        """Ask until there are `count` questions before `step`; return whether any were missing."""
+        """Ask until the run has `count` questions before `step`; return whether it lacked any."""
         there = self._asked()
         lacking = count - len(there)
         if lacking <= 0:
@@ -200,7 +200,7 @@ class QuestionSource:
         found: list[tuple[Query, Tokens]] = []
         idle = 0
         while idle < IDLE_BATCHES:
-            # Whole batches, so that asking for one more does not change the questions before it.
+            # Sample whole batches, so that a larger `count` does not change the first questions.
             new = list(self.sampler.new_questions(self.queries.take(self.at_once), seen))
             found += new
             if len(found) >= count:

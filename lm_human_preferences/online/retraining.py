@@ -23,7 +23,7 @@ from lm_human_preferences.utils.logging import Logger, announce
 class Outcome:
     """Mean loss of the last batches, and accuracy of the mean reward on held-out labels.
 
-    A head without held-out labels has the accuracy of its cross-validation.
+    For a head without held-out labels, it is the accuracy in cross-validation.
     """
 
     loss: float
@@ -34,8 +34,8 @@ class Outcome:
 class Retrainer:
     """Trainer of new reward models on all labels so far (paper, section 2.3).
 
-    It draws from random streams of its own, which leaves the policy's training as it is.
-    is_trained: whether a resumed run has the models; False for HeadRetrainer.
+    It uses separate random streams, so that the policy's training draws the same numbers.
+    is_trained: whether the models are trained when a run resumes; see HeadRetrainer.
     """
 
     reward_models: Sequence[RewardModel]
@@ -48,7 +48,7 @@ class Retrainer:
     def __post_init__(self) -> None:
         self.settings = self.phase.settings
         self.reward = EnsembleReward(self.reward_models)
-        # Only to the console: TensorBoard has the policy's steps.
+        # Log to the console only: steps in TensorBoard are those of the policy.
         self.logger = Logger(
             None,
             'reward_model',
@@ -66,7 +66,7 @@ class Retrainer:
         learned, held_out, _ = split(labels, self.settings, self.ref_policy.encoder)
         losses = []
         for number in range(len(self.reward_models)):
-            # The first model draws the numbers that a single one does.
+            # The first model of an ensemble draws the same numbers as a single model.
             own_stream = (number,) if number else ()
             with random_stream(self.seed, 'reward model', step, self.comm.rank, *own_stream):
                 losses.append(self._train(number, learned, held_out))
@@ -77,7 +77,7 @@ class Retrainer:
         """Train one model; return its loss, see Outcome."""
         reward_model, optimizer = self.reward_models[number], self.optimizers[number]
         reward_model.restart(self.ref_policy.model)
-        self.comm.broadcast_(reward_model.get_params())  # the head, which each rank has drawn
+        self.comm.broadcast_(reward_model.get_params())  # each rank has drawn another head
         optimizer.reset()
         parts = (reward_model, self.ref_policy, labels, held_out, optimizer)
         trainer = train_reward.trainer_of(self.phase, self.comm, self.logger, *parts)
@@ -101,9 +101,9 @@ class Retrainer:
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class HeadRetrainer:
-    """Retrainer of a head on frozen hidden states, which it fits to all labels so far.
+    """Retrainer that fits a head on frozen hidden states to all labels so far.
 
-    Checkpoints need not hold the head: the same labels give the same one. place: its directory.
+    Checkpoints need not hold the head: the same labels give it again. place: its directory.
     """
 
     reward: FrozenReward

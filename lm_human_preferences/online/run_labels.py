@@ -1,4 +1,4 @@
-"""Files of an online run: rank 0 writes questions, reads answers and decides which to use."""
+"""Label files of an online run: rank 0 writes questions, and reads and selects answers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REPORT_SECONDS = 60.0  # seconds between two lines about missing labels
 
 
 class RunLabels:
-    """Labels and decisions of an online run, on rank 0. stack: closes the files."""
+    """Labels of an online run and the log of their use, on rank 0. stack: closes the files."""
 
     def __init__(
         self, trainer: PPOTrainer, phase: TrainPolicy, seed: int, stack: contextlib.ExitStack
@@ -77,7 +77,7 @@ class RunLabels:
         self._ask(step, replaced=self._replaced(step - 1) if step > 0 else 0)
 
     def _ask(self, step: int, replaced: int) -> None:
-        """Ask until `replaced` skipped questions have been replaced; see ask."""
+        """Ask the scheduled questions, and one more for each of `replaced` skipped questions."""
         is_new = self.source.ask(step, self.schedule.questions_at(step) + replaced)
         is_first = self.answered == 0  # a kill may have left questions without an answer
         if self.labeller is not None and (is_new or is_first):
@@ -92,7 +92,7 @@ class RunLabels:
         return min(beyond, skipped)  # a resumed run that is longer now has a slower schedule
 
     def missing(self, step: int) -> int:
-        """Return the number of labels that `step` lacks; new questions replace skipped ones."""
+        """Return how many labels `step` still lacks; ask new questions in place of skipped ones."""
         wanted = self.schedule.labels_at(step)
         if self.answered < wanted:
             self.folder.refresh()
@@ -111,7 +111,7 @@ class RunLabels:
         announce(f'waiting for {missing} of {wanted} labels; to answer: {command}')
 
     def learn(self, step: int) -> tuple[Labels, Labels | None]:
-        """Return the labels to learn from, and the new ones on the policy's samples."""
+        """Return all labels to learn from, and those since the last retraining (None without)."""
         decided = self.decisions.batches.get(step)
         lines = decided.answers if decided else self.folder.lines_read()
         folder = LabelFolder(self.folder.path, lines)
@@ -139,7 +139,7 @@ class RunLabels:
         return labels, new_labels
 
     def _record(self, labels: Labels, batch: Batch, answers: Sequence[Answer]) -> None:
-        """Write into the run's record which labels these are."""
+        """Write into the run's record which labels the reward model learns from."""
         assert self.phase.retraining is not None
         if (directory := self.phase.run.directory) is None:
             return
@@ -156,7 +156,7 @@ class RunLabels:
 
 
 def serve(folder: str, phase: TrainPolicy, stack: contextlib.ExitStack) -> None:
-    """Serve the page of a folder until `stack` is closed, if the run asks for it."""
+    """Serve the labelling page of a folder until `stack` is closed, if the run's options say so."""
     options = phase.run.serve
     if options is None:
         return
@@ -172,7 +172,7 @@ def serve(folder: str, phase: TrainPolicy, stack: contextlib.ExitStack) -> None:
 
 
 def count_answered(folder: LabelFolder) -> tuple[int, int]:
-    """Return the numbers of training questions with a label, and of those given up as skipped."""
+    """Return how many training questions have a label, and how many were given up as skipped."""
     answered = retired = 0
     for question in folder.questions.values():
         answers = folder.answers_to(question)
@@ -195,13 +195,13 @@ def collected(folder: LabelFolder) -> list[Answer]:
 
 
 def digest(answers: Iterable[Answer]) -> str:
-    """Return the SHA-256 of labellers, questions and answers."""
+    """Return the SHA-256 of (question, labeller, value) of all `answers`."""
     said = [(answer.question, answer.labeller, answer.value) for answer in answers]
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
 def newer(folder: LabelFolder, answers: Iterable[Answer], lines: dict[str, int]) -> list[Answer]:
-    """Return the `answers` that are not in the first `lines` lines of their files."""
+    """Return the `answers` after the first lines of their files. lines: {labeller: count}."""
     found = []
     for answer in answers:
         if folder.logs[answer.labeller].line_of[answer.uuid] > lines.get(answer.labeller, 0):

@@ -1,1 +1,1 @@
-"""Plan of a command: its phases, from its settings; what they take, and the checks before them."""
+"""Plan of a command: the phases that its settings ask for, their memory, and checks before them."""

@@ -1,4 +1,4 @@
-"""Checks of a command before it spends anything, the cheap ones first; each is made once."""
+"""Checks that a command makes once, cheap ones first, before it spends time or disk space."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_settings(settings: Settings, ranks: int) -> None:
 
 
 def check_start(plan: Plan, comm: Comm) -> None:
-    """Warn of networks that do not fit in memory; UserError if they cannot be had or used."""
+    """Warn if networks may not fit in memory; UserError if the initial model cannot be used."""
     initial_model = lm_tasks.initial_model(plan.settings.task.policy.initial_model)
     sizes = sizes_of(plan, initial_model.sizes(), initial_model.create)
     lm_tasks.check_task(plan.settings.task, initial_model.encoding, sizes)
@@ -38,13 +38,13 @@ def check_start(plan: Plan, comm: Comm) -> None:
 
 
 def memory_warnings(estimates: Sequence[memory.MemoryEstimate], free: int) -> list[str]:
-    """Return warnings of too little memory."""
+    """Return warnings for the estimates that exceed `free` bytes of memory."""
     warnings = [estimate.warning(default_device(), free) for estimate in estimates]
     return list(filter(None, warnings))
 
 
 def sizes_of(plan: Plan, sizes: Sizes, create: Callable[[Iterable[str]], Network]) -> Sizes:
-    """Return the sizes of the networks of a plan, whose initial model has these."""
+    """Return the initial model's `sizes`, with the number of parameters that adapters learn."""
     return shared.with_learned(sizes, create, plan.trainings[-1].adapters)
 
 
@@ -54,14 +54,14 @@ def check_queries(plan: Plan, encoder: Encoder) -> list[str]:
     notes += lm_tasks.query_notes(plan.settings.task, encoder, 'train')
     is_own_file = plan.settings.task.query_dataset not in registry.DATASETS
     if plan.policy is not None and plan.policy.run.is_evaluated and is_own_file:
-        from lm_human_preferences.evaluation import measure  # a room that others do without
+        from lm_human_preferences.evaluation import measure  # imported only where it is needed
 
         measure.queries_of(plan.policy.source, encoder, None)
     return notes
 
 
 def notes(settings: Settings) -> list[str]:
-    """Return lines for the user on a precision that is slow here, and on a KL without a price."""
+    """Return notes for the user: on a precision that is slow here, on a KL coefficient of 0."""
     names = dict.fromkeys(_precisions(settings))
     found = list(map(products.note_on_bf16, names))
     rewards = settings.policy and settings.policy.rewards

@@ -15,37 +15,37 @@ Settings = policy_options.HParams | reward_options.CommandHParams
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Phases of a command, in their order; settings: all of it, for the record and the console."""
+    """Phases of a command, in order; settings: all its settings, for the record and the console."""
 
     settings: Settings
-    rewards: tuple[TrainReward, ...]  # that are trained before the policy
+    rewards: tuple[TrainReward, ...]  # trainings of reward models before the policy's
     policy: TrainPolicy | None = None
 
     @property
     def trainings(self) -> list[Training]:
-        """All trainings, one after another."""
+        """All trainings, in order."""
         return [*self.rewards, *filter(None, [self.policy])]
 
     @property
     def names(self) -> list[str]:
-        """Names of all phases, in their order."""
+        """Names of all phases, in order."""
         names = [phase.name for phase in self.trainings]
         if self.policy is not None and self.policy.run.is_evaluated:
             names.append('evaluation')
         return names
 
     def phases_line(self) -> str:
-        """Return the line that tells the user what comes after what."""
+        """Return the line that shows the user the phases in order."""
         return f'phases: {", then ".join(self.names)}'
 
     def memory(self, sizes: Sizes, ranks: int) -> list[MemoryEstimate]:
-        """Estimate the memory of each training on one of `ranks`; members take the same."""
+        """Estimate each training's memory on one of `ranks`; an ensemble's models count once."""
         different = [*self.rewards[:1], *self.trainings[len(self.rewards) :]]
         return [phase.memory(sizes, ranks) for phase in different]
 
 
 def make_plan(settings: Settings, *, ask: bool = True) -> Plan:
-    """Return the plan of a command with these settings; ask: see sources.source_of."""
+    """Return the plan of a command with `settings`. ask: see sources.source_of."""
     rewards: list[TrainReward] = []
     if settings.reward_training is not None:
         first = reward_phase(settings.reward_training, settings)
@@ -57,7 +57,7 @@ def make_plan(settings: Settings, *, ask: bool = True) -> Plan:
 
 
 def reward_phase(settings: reward_options.HParams, command: Settings | None = None) -> TrainReward:
-    """Return the training of a reward model, alone or as a part of a `command`."""
+    """Return the training of a reward model. command: settings of a command that includes it."""
     if command is None:
         assert isinstance(settings, reward_options.CommandHParams)
         command = settings
@@ -67,7 +67,7 @@ def reward_phase(settings: reward_options.HParams, command: Settings | None = No
 
 def policy_phase(settings: policy_options.HParams, *, ask: bool = True) -> TrainPolicy:
     """Return the training of the policy that these settings ask for; ask: see make_plan."""
-    # Only a policy needs it, and all kinds of reward with it.
+    # Imported here because it imports all kinds of rewards, which only a policy needs.
     from lm_human_preferences.reward_sources.sources import source_of
 
     retraining = None

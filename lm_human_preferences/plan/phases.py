@@ -1,4 +1,4 @@
-"""Phases of a command: each says its networks, memory, work and files."""
+"""Phases of a command; each describes its networks, its memory and its files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lm_human_preferences.reward_sources.sources import RewardSource
 
 
-# Between the seeds of two models. Like that of ranks: no seed of a run comes near it
+# Difference between the seeds of two models; so large that seeds of two runs hardly differ by it
 MEMBER_SEED_STRIDE = 1_000_003
 
 
@@ -28,7 +28,7 @@ MEMBER_SEED_STRIDE = 1_000_003
 class TrainReward:
     """Training of reward model number `member`, from 0, before a policy or while it trains.
 
-    run, command: of the whole command, which may train a policy afterwards.
+    run, command: options and files of the whole command, which may train a policy afterwards.
     """
 
     settings: reward_options.HParams
@@ -54,7 +54,7 @@ class TrainReward:
 
     @property
     def seed(self) -> int:
-        """Seed of what differs between the models of an ensemble."""
+        """Seed of the random numbers that differ between the models of an ensemble."""
         assert self.settings.run.seed is not None, 'see run_settings.pins: labels are the same'
         return self.settings.run.seed + self.member * MEMBER_SEED_STRIDE
 
@@ -94,13 +94,13 @@ class TrainReward:
 
 @dataclasses.dataclass(frozen=True)
 class FitHead(TrainReward):
-    """Fitting of a head on frozen hidden states, which takes a single network and no steps."""
+    """Fit of a head on frozen hidden states, which needs a single network and no training steps."""
 
     networks: ClassVar[Networks] = Networks(learning=(), frozen=('ref_policy',))
 
     def is_finished(self) -> bool:
-        """Return whether the run has the head."""
-        from lm_human_preferences.frozen_head.head import is_head  # a room that others do without
+        """Return whether the run has a saved head."""
+        from lm_human_preferences.frozen_head.head import is_head  # imported only if needed
 
         place = self.path(self.files.network)
         return place is not None and is_head(place)
@@ -108,7 +108,7 @@ class FitHead(TrainReward):
 
 @dataclasses.dataclass(frozen=True)
 class TrainPolicy:
-    """Training of a policy; retraining: of its reward models, if they learn while it trains."""
+    """Training of a policy; retraining: training of reward models during it, in an online run."""
 
     settings: policy_options.HParams
     source: RewardSource
@@ -124,7 +124,7 @@ class TrainPolicy:
 
     @property
     def networks(self) -> Networks:
-        """Networks of the training, with those of the reward."""
+        """Networks of the training, including the reward's networks."""
         return self.source.networks
 
     @property
@@ -140,7 +140,7 @@ class TrainPolicy:
         task, ppo = self.settings.task, self.settings.ppo
         learning = len(self.networks.learning)
         if self.networks.retrained:
-            learning += 1  # one at a time, while the policy keeps its moments
+            learning += 1  # one reward model at a time, while the policy keeps its Adam moments
         return MemoryEstimate(
             sizes,
             networks=len(self.networks.scopes),

@@ -14,7 +14,7 @@ from lm_human_preferences import storage
 
 
 def directory(name: str, create: Callable[[str], None], depends_on: Iterable[ModuleType]) -> str:
-    """Return a directory in the cache that `create` fills once for these sources; StorageError."""
+    """Return a cache directory that `create` fills once per source text; may raise StorageError."""
     import filelock
 
     digest = hashlib.sha256()
@@ -28,7 +28,7 @@ def directory(name: str, create: Callable[[str], None], depends_on: Iterable[Mod
     with filelock.FileLock(f'{path}.lock'):  # the kernel frees it when its holder dies
         if not os.path.exists(path):
             part = f'{path}.part'
-            shutil.rmtree(part, ignore_errors=True)  # of a killed process
+            shutil.rmtree(part, ignore_errors=True)  # left behind by a killed process
             os.mkdir(part)
             create(part)
             os.rename(part, path)

@@ -1,4 +1,4 @@
-"""Exactly known reward of film reviews: log odds of a positive one (paper, section 3.1.1)."""
+"""Exactly known reward of film reviews: log odds that a review is positive (paper, 3.1.1)."""
 
 import functools
 import itertools
@@ -20,8 +20,8 @@ from lm_human_preferences.utils.core import default_device, one_thread
 
 N_REVIEWS = 16384  # labelled reviews that the classifier is fitted to
 L2_PENALTY = 0.1  # per review
-QUERIES = 'reviews'  # data set whose texts it is about
-CHECKPOINT = 'model.ckpt'  # in the directory in the cache
+QUERIES = 'reviews'  # data set whose texts the known reward can score
+CHECKPOINT = 'model.ckpt'  # name of the weights in the cache directory
 
 
 def can_judge(encoding: encodings.Encoding) -> bool:
@@ -41,8 +41,8 @@ def check_encoding(encoding: encodings.Encoding) -> None:
 class KnownReward:
     """log p(positive | text) / p(negative | text) of a logistic regression on labelled reviews.
 
-    Features are the words of query and response, the pairs of neighbours, and the pairs with one
-    word between. encoding: of the scored tokens, see check_encoding.
+    Features are the words of query and response, pairs of neighbouring words, and pairs of words
+    with one word between. encoding: encoding of the scored tokens, see check_encoding.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class KnownReward:
 
 
 def _log_odds(weights: torch.Tensor, tokens: torch.Tensor, padding_token: int) -> torch.Tensor:
-    """Return log odds (batch,), float64, of tokens (batch, length), which may be padding.
+    """Return log odds (batch,), float64, of tokens (batch, length), which may include padding.
 
-    weights: (3, n, n) of pairs (earlier, later) at distance 0 (a word with itself), 1 and 2, where
-    n is n_vocab + 1.
+    weights: (3, n, n), a weight for each pair (earlier, later) at distance 0 (a word with itself),
+    1 and 2; n is n_vocab + 1.
     """
     n = weights.shape[1]
     order = (tokens == padding_token).int().argsort(dim=1, stable=True)
@@ -82,7 +82,7 @@ def _log_odds(weights: torch.Tensor, tokens: torch.Tensor, padding_token: int) -
 
 @functools.cache
 def _weights() -> torch.Tensor:
-    """Return the weights of `_log_odds` from the cache, or fit them if it cannot be written."""
+    """Return weights for `_log_odds` from the cache; if that cannot be written, fit them."""
 
     def create(path: str) -> None:
         checkpoints.save(path, CHECKPOINT, {'weights': _fit()})
@@ -96,7 +96,7 @@ def _weights() -> torch.Tensor:
 
 
 def _fit() -> torch.Tensor:
-    """Return the weights of `_log_odds` that explain labelled reviews best, always the same."""
+    """Fit weights for `_log_odds` to labelled reviews; the result is the same each time."""
     encoder = encodings.Reviews.get_encoder()
     labelled = itertools.islice(reviews.labelled_reviews('train'), N_REVIEWS)
     texts, positive_shares = zip(*labelled, strict=True)
@@ -107,7 +107,7 @@ def _fit() -> torch.Tensor:
     solver = LBFGS([weights], max_iter=100, line_search_fn='strong_wolfe')
 
     def loss() -> torch.Tensor:
-        """Return the loss with the penalty; leaves its gradient in the weights."""
+        """Return the loss with the L2 penalty; set `weights.grad`."""
         weights.grad = None
         log_odds = _log_odds(weights, tokens, encoder.padding_token)
         error = F.binary_cross_entropy_with_logits(log_odds, targets)

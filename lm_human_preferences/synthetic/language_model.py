@@ -36,12 +36,12 @@ def directory() -> str:
 
 
 def sizes() -> model.HParams:
-    """Return the model's sizes, which need not be read."""
+    """Return the model's sizes, which are constants, so no file is read."""
     return model.HParams(**SIZES)
 
 
 def _depends_on() -> list[ModuleType]:
-    """Return all that the weights depend on: texts, training and network."""
+    """Return the modules that the weights depend on: texts, training and network."""
     return [
         sys.modules[__name__],
         reviews,
@@ -66,13 +66,13 @@ def _create(path: str) -> None:
 
 
 def train(own_sizes: model.HParams, steps: int = STEPS) -> model.Model:
-    """Return a `Model` after `steps` batches of reviews, the same each time."""
+    """Train and return a `Model` on `steps` batches of reviews; the result is always the same."""
     encoder = encodings.Reviews.get_encoder()
     texts = as_batch(encoder, itertools.islice(reviews.generator('train'), N_REVIEWS))
-    # How it is computed decides the last digits, so that must not depend on who asks for the model
-    # first.
+    # Threads and precision change the last digits, so they must not depend on the command that
+    # happens to need the model first.
     with core.one_thread(), precision.plain(), torch.random.fork_rng(devices=[]):
-        # Only the CPU's generator: the run that needs this model draws from the GPU's later.
+        # Seed only the CPU's generator: the run that needs this model draws from the GPU's later.
         torch.default_generator.manual_seed(SEED)
         network = model.Model(own_sizes).initialize()
         adam = optimizer.Adam(dict(network.named_parameters()), comm=Comm())
@@ -93,7 +93,7 @@ def as_batch(encoder: encodings.Encoder, texts: Iterable[str]) -> torch.Tensor:
 
 
 def reviews_loss(network: model.Model, tokens: torch.Tensor, padding_token: int) -> torch.Tensor:
-    """Return the mean cross entropy in nats of all but the first of tokens (batch, length)."""
+    """Return the mean cross entropy, in nats, of tokens (batch, length) after each row's first."""
     inputs, mask = network.mask_padding(tokens, padding_token)
     logits = network.logits(network.hidden(inputs[:, :-1]))
     return F.cross_entropy(logits[mask[:, 1:]], tokens[:, 1:][mask[:, 1:]])
