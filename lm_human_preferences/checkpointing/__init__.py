@@ -1,1 +1,1 @@
-"""Checkpoints in TensorFlow's format, which only this room knows: saving and resuming."""
+"""Checkpoints in TensorFlow's format, which only this package reads and writes."""

@@ -82,7 +82,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         self.host_buffers: dict[str, torch.Tensor] = {}
         self.failed = False
         self.stop_requested = False
-        self.was_signalled = False  # by a signal other than the WARNINGS
+        self.was_signalled = False  # True after a signal that is not in stop_signals.WARNINGS
         self.thread = concurrent.futures.ThreadPoolExecutor(1)
 
     def __exit__(self, *error: object) -> None:
@@ -99,14 +99,14 @@ class Checkpointer(contextlib.AbstractContextManager):
 
     @property
     def steps_done(self) -> int:
-        """Steps of the training that is resumed; 0 for a new one."""
+        """Steps that the resumed training has done; 0 for a new training."""
         return self.state['trainer']['step'] if self.prefix else 0
 
     def restore(self, trainer: Trainer, saves: int, frozen_scopes: Sequence[str] = ()) -> None:
-        """Restore `trainer` from the checkpoint, if any; UserError without room for more saves.
+        """Restore `trainer` from the checkpoint, if any; UserError if the disk has too little room.
 
-        saves: number of checkpoints of the whole training. frozen_scopes: scopes of tensors that
-        never change, which saving does not copy.
+        saves: number of checkpoints that the whole training saves. frozen_scopes: scopes of tensors
+        that never change, so that saving need not copy them.
         """
         self.frozen = tuple(f'{scope}/' for scope in frozen_scopes)
         if self.resume:
@@ -147,7 +147,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         set_random_state(states[self.comm.rank])
 
     def position(self, trainer: Trainer) -> dict[str, Any]:
-        """Return what this rank needs besides the tensors to go on from here."""
+        """Return the state, besides the tensors, with which this rank can resume from here."""
         return {'trainer': trainer.state_dict(), 'random': random_state()}
 
     def save(
@@ -205,7 +205,7 @@ class Checkpointer(contextlib.AbstractContextManager):
 
     @contextlib.contextmanager
     def defer_signals(self) -> Iterator[None]:
-        """Defer the first signal to stop to `after_step`, for at most `stop_timeout` seconds."""
+        """Defer the first stop signal until `after_step`, for at most `stop_timeout` seconds."""
         numbers = (signal.SIGINT, signal.SIGALRM, *stop_signals.TO_STOP)
         with stop_signals.handled(self._request_stop, *numbers):
             try:
@@ -214,10 +214,10 @@ class Checkpointer(contextlib.AbstractContextManager):
                 stop_signals.deadline.end()
 
     def _request_stop(self, number: int, frame: FrameType | None) -> None:
-        """Remember the first signal; interrupt at the second one, or at the alarm.
+        """Remember the first stop signal; raise KeyboardInterrupt at the second, or at SIGALRM.
 
-        Warnings are not counted: systemd ends a session by SIGTERM and SIGHUP, Slurm a job by
-        SIGUSR1 and SIGTERM.
+        Signals in WARNINGS do not count: systemd ends a session by SIGTERM and SIGHUP, and Slurm
+        ends a job by SIGUSR1 and SIGTERM.
         """
         is_warning = number in stop_signals.WARNINGS
         if number == signal.SIGALRM or (self.was_signalled and not is_warning):
@@ -247,7 +247,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             raise AllStopped
 
     def wait(self) -> None:
-        """Wait until nothing is being written, and raise its error, if any."""
+        """Wait for the end of the background save, and raise its error, if any."""
         if self.writing:
             # If interrupted here, `writing` stays set: the thread still reads the host buffers.
             self.failed = self.writing.exception() is not None

@@ -1,7 +1,7 @@
 """Checkpoints in the original's format; a crash at any moment loses none of them.
 
-`latest` is the last checkpoint in the list, as TensorFlow reads it. `latest_resumable` is the last
-one with a manifest and no damage. They differ after a save in the middle of a step, or a kill.
+`latest` is the last checkpoint in the list, as in TensorFlow. `latest_resumable` is the last intact
+checkpoint with a manifest. They differ after a save in the middle of a step, or after a kill.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-SIZE_OF_OTHER_FILES = 1 << 20  # bytes, an upper limit for the files without values
+SIZE_OF_OTHER_FILES = 1 << 20  # most bytes of a checkpoint's files other than its values
 
 
 def latest(directory: str) -> str | None:
@@ -58,7 +58,7 @@ def _listed(directory: str) -> list[str]:
 
 def check_disk_space(directory: str, saves: int, size: int, max_to_keep: int) -> None:
     """Raise UserError if the disk lacks room for a training's checkpoints of `size` bytes each."""
-    # The new one is written before the oldest is deleted.
+    # A new checkpoint is written before the oldest is deleted.
     count = max(0, min(saves, max_to_keep + 1) - len(_listed(directory)))
     free = storage.free_bytes(directory)
     if free < count * size:
@@ -83,7 +83,7 @@ def save(
 ) -> str:
     """Save a checkpoint, list it as the latest, delete the oldest ones; return its prefix.
 
-    name: model.ckpt, or model.ckpt-STEP. UserError if it cannot be written; nothing has changed.
+    name: model.ckpt, or model.ckpt-STEP. UserError, with nothing changed, if it cannot be written.
     """
     assert re.fullmatch(NAME, name), name
     prefix = os.path.join(directory, name)
@@ -149,7 +149,7 @@ def _commit(directory: str, keep: Sequence[str]) -> None:
 
 def _delete(directory: str, names: Collection[str]) -> None:
     """Delete the files of the checkpoints `names`, and partial files of killed runs."""
-    # Sorted, the resume.json comes last: if a kill interrupts this, it leads here again.
+    # In sorted order resume.json comes last, so that after a kill a later save finds the rest.
     for file in sorted(os.listdir(directory)):
         match = FILE.fullmatch(file)
         if LEFTOVER.fullmatch(file) or (match and match[1] in names):
@@ -161,7 +161,7 @@ def latest_resumable(directory: str) -> tuple[str, Any] | None:
     damaged = False
     for name in resumable(directory):
         prefix = os.path.join(directory, name)
-        if not os.path.exists(prefix + INDEX):  # the last of its files to appear
+        if not os.path.exists(prefix + INDEX):  # written last: the save was interrupted
             continue
         try:
             return prefix, _verify(prefix)
@@ -193,7 +193,7 @@ def discard_after(directory: str, name: str) -> None:
 
 
 def restore_state(prefix: str) -> Any:
-    """Return the state of a checkpoint, or None; BundleError if it, index or sizes are damaged."""
+    """Return a checkpoint's state, or None; BundleError if its manifest, index or size is wrong."""
     path = prefix + RESUME
     if not os.path.exists(path):
         return None

@@ -1,13 +1,14 @@
-"""Names of files in a checkpoint directory, and of tensors. Loads no numpy: --help would wait.
+"""Names of files in a checkpoint directory, and of tensors. Imports no numpy, for a fast --help.
 
-The files in the order in which they are written; replacing the last is the commit:
+The files are written in this order; replacing the last file commits the checkpoint:
 
     model.ckpt-N.resume.json           the manifest: state that TensorFlow does not keep, checksums
     model.ckpt-N.data-00000-of-00001   values of the variables, under the original's names
     model.ckpt-N.index                 their names, shapes and checksums
-    checkpoint                         the list of those that are kept, the latest last
+    checkpoint                         list of the checkpoints that are kept, the latest last
 
-Tensors are called SCOPE/NAME, and NAME/mean and NAME/square where they are Adam's.
+Trainers call tensors SCOPE/NAME, and Adam's moments NAME/mean and NAME/square; VariableNames
+translates these names.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ NAME = r'model\.ckpt(?:-\d+)?'
 SUFFIX = r'\.(?:index|meta|resume\.json|data-\d{5}-of-\d{5})'
 FILE = re.compile(f'({NAME})({SUFFIX})')
 ANY_FILE = rf'(?:{LIST}|{NAME}{SUFFIX})'
-LEFTOVER = re.compile(rf'{ANY_FILE}\.\d+\.part')  # of a killed process
+LEFTOVER = re.compile(rf'{ANY_FILE}\.\d+\.part')  # partial file that a killed process has left
 _LISTED = re.compile(
     r'^[ \t]*(model_checkpoint_path|all_model_checkpoint_paths)[ \t]*:[ \t]*'
     r'"(?:[^"\n]*[/\\])?([\w+=@-][\w.+=@ -]{0,200})"[ \t\r]*$',
@@ -55,7 +56,7 @@ def format_checkpoint_file(names: Sequence[str]) -> bytes:
 
 
 def resumable(directory: str) -> list[str]:
-    """Return the checkpoints with a resume.json, whole or damaged, the latest first."""
+    """Return names of the checkpoints with a resume.json, intact or damaged, the latest first."""
     names = []
     for file in os.listdir(directory) if os.path.isdir(directory) else []:
         match = FILE.fullmatch(file)
@@ -71,10 +72,10 @@ def step_of(name: str) -> int:
 
 
 class VariableNames(Protocol):
-    """Names in checkpoints, which each kind of network supplies; scopes stay as they are."""
+    """Translation of a network's own names to names in checkpoints, where scopes stay the same."""
 
     def name_of(self, name: str) -> str:
-        """Return the name of a parameter or moment, such as 'policy/heads.value.w'."""
+        """Return a parameter's or moment's name in checkpoints, e.g. for 'policy/heads.value.w'."""
         ...
 
     def variables(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

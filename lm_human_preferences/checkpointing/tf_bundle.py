@@ -1,4 +1,4 @@
-"""TensorFlow 1.13 checkpoints by numpy (protobuf/tensor_bundle.proto, util/tensor_bundle/)."""
+"""TensorFlow 1.13 checkpoints in numpy (see protobuf/tensor_bundle.proto, util/tensor_bundle/)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DTYPES = {
     23: np.dtype('<u8'),
 }
 DTYPE_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
-MAX_RANK = 64  # dimensions that numpy supports at most
+MAX_RANK = 64  # most dimensions that numpy supports
 VARINT, BYTES, FIXED32 = 0, 2, 5  # wire types of protocol buffers; these messages have no others
 
 # `sliced` is true of a partitioned variable, which is kept in pieces under other keys
@@ -79,7 +79,7 @@ def _fields(message: bytes) -> Iterator[tuple[tuple[int, int], Any]]:
 
 
 def _field(number: int, value: int | bytes) -> bytes:
-    """Return a serialized field; the number 0 is left out."""
+    """Return a serialized field; b'' for the number 0, which is the default."""
     if isinstance(value, bytes):
         return varint(number << 3 | BYTES) + varint(len(value)) + value
     if value == 0:
@@ -208,7 +208,7 @@ def write_values(file: BinaryIO, tensors: Mapping[str, np.ndarray | torch.Tensor
     offset = 0
     for name in sorted(tensors):  # code points have the order of their bytes in UTF-8
         tensor: Any = tensors[name]
-        if hasattr(tensor, 'detach'):  # of torch
+        if hasattr(tensor, 'detach'):  # a torch tensor
             tensor = tensor.detach().cpu()
         array = np.asarray(tensor)
         dtype = array.dtype.newbyteorder('<')

@@ -1,11 +1,11 @@
-"""Reads and writes LevelDB tables as TensorFlow 1.13 (lib/io/): sorted (key, value) pairs."""
+"""Reader and writer of LevelDB tables, sorted (key, value) pairs, as TensorFlow 1.13 (lib/io/)."""
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 
 from lm_human_preferences.storage.crc import masked_crc
 
-# Limit in bytes of a file and of its decoded entries; 1558M with its optimiser needs a fortieth.
+# Most bytes of a file and of its decoded entries; 1558M with its optimiser needs 1/40 of them.
 MAX_SIZE = 1 << 23
 TOO_LARGE = f'it takes more than {MAX_SIZE >> 20} MiB'
 MAGIC = bytes.fromhex('57fb808b247547db')
@@ -37,7 +37,7 @@ class Table:
         self._budget = MAX_SIZE
 
     def rows(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield its (key, value) pairs, once: this uses up the limit. ValueError for damage."""
+        """Yield all (key, value) pairs, only once: this uses up MAX_SIZE. ValueError if damaged."""
         if len(self._data) > MAX_SIZE:
             raise ValueError(TOO_LARGE)
         if len(self._data) < FOOTER_SIZE or not self._data.endswith(MAGIC):
@@ -106,7 +106,7 @@ def encode_block(rows: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def successor(key: bytes) -> bytes:
-    """Return a short key not before `key`, as TensorFlow's FindShortSuccessor."""
+    """Return a short key that is >= `key`, as TensorFlow's FindShortSuccessor does."""
     for i, byte in enumerate(key):
         if byte < 0xFF:
             return key[:i] + bytes([byte + 1])

@@ -65,7 +65,7 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
     announce(
         f'Saved {" and ".join(names)} in {save_dir if output_dir == directory else output_dir}'
     )
-    if not ends_training:  # a training says itself what comes next
+    if not ends_training:  # a training prints its own next commands
         path = storage.absolute(save_dir)
         command = shell.typed('./sample.py sample --save_dir', path, '--nsamples', '8')
         announce(f'Sample from the policy: {command}')

@@ -127,7 +127,7 @@ def best_of_n(
         log_rest = torch.log1p(-probability / up_to)  # log of F(below r) / F(r)
         if judged is not None:
             total = torch.zeros_like(values).index_add_(0, which, rho * judged[query].double())
-            values = torch.where(possible, total / probability, 0)  # mean where `rewards` tie
+            values = torch.where(possible, total / probability, 0)  # mean over equally good ones
         for n in ns:
             chosen = torch.where(possible, up_to**n * -torch.expm1(n * log_rest), 0)
             terms = torch.xlogy(chosen, torch.where(possible, chosen / probability, 1))

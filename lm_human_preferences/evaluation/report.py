@@ -16,7 +16,7 @@ JUDGE = 'judge'  # name of the reward of --judge in results
 FRONTIER = 'frontier'  # key of the frontier, a curve, beside the points of a reward in results
 FEW_SAMPLES = 10  # with fewer effective samples, the best possible reward is unknown
 FEWEST_FOR_SHARE = 16  # fewest queries for the interval of a share; otherwise student.FEWEST
-BY_REWARD_MODEL = '_by_reward_model'  # suffix if best of n is chosen by another reward than scored
+BY_REWARD_MODEL = '_by_reward_model'  # suffix of a best of n that another reward has chosen
 REWARD_MODEL, CLASSIFIER, FUNCTION = 'reward model', 'classifier', 'reward function'
 COLUMNS = {
     'kl': 'KL',

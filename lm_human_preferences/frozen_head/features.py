@@ -18,7 +18,7 @@ def n_features(n_embd: int) -> int:
 
 
 def pooled(states: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """Return features (batch, 3 * n_embd): mean and last state of block 1, then mean of block 2.
+    """Return features (batch, 3 * n_embd): middle block's mean and last state, late block's mean.
 
     states: (2, batch, length, n_embd), from which each token is predicted. real: bool (batch,
     length), False at padding. For an empty response, the state at the end of the query is read.

@@ -129,7 +129,7 @@ def task_of(about: Mapping[str, Any]) -> TaskHParams:
 
 
 def _check_about(about: Any, width: int) -> None:
-    """Raise one of _WRONG_KINDS unless `about` describes a head of this width."""
+    """Raise one of _WRONG_KINDS unless `about` describes a head with `width` features."""
     for name, kind in {'initial_model': str, 'task': dict, 'probe': (float,) * width}.items():
         if not matches_schema(about, {name: kind}):
             raise ValueError(f'its {ABOUT} has no {name} that fits')

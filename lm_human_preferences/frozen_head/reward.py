@@ -116,7 +116,7 @@ def checked(
 
 
 def other_model(directory: str, about: Mapping[str, Any], name: str) -> UserError:
-    """Return the error that a head was fitted on other hidden states than those of a model."""
+    """Return the error for a head that was fitted on another model than the model `name`."""
     return UserError(
         f'{directory} is a head on hidden states of {about["initial_model"]} in its template, and'
         f' those of {name} differ: train a reward model for this task'

@@ -40,7 +40,7 @@ class Collection(Hook):
         self.online, self.seed = online, checkpointer.seed
         self.schedule = online.schedule(trainer.total_steps)
         self.retrainer = self._retrainer(phase.retraining, checkpointer.seed)
-        self.labels: RunLabels | None = None  # on rank 0 only
+        self.labels: RunLabels | None = None  # stays None except on rank 0
         self._stack = contextlib.ExitStack()
 
     def _retrainer(self, phase: TrainReward, seed: int) -> Retrainer | HeadRetrainer:

@@ -23,7 +23,7 @@ from lm_human_preferences.utils.logging import Logger, announce
 class Outcome:
     """Mean loss of the last batches, and accuracy of the mean reward on held-out labels.
 
-    For a head without held-out labels, it is the accuracy in cross-validation.
+    Without held-out labels, held_out is None; for a head, it is the accuracy in cross-validation.
     """
 
     loss: float
@@ -103,7 +103,7 @@ class Retrainer:
 class HeadRetrainer:
     """Retrainer that fits a head on frozen hidden states to all labels so far.
 
-    Checkpoints need not hold the head: the same labels give it again. place: its directory.
+    Checkpoints need not hold the head: the same labels give it again. place: the head's directory.
     """
 
     reward: FrozenReward

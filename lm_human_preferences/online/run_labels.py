@@ -111,7 +111,7 @@ class RunLabels:
         announce(f'waiting for {missing} of {wanted} labels; to answer: {command}')
 
     def learn(self, step: int) -> tuple[Labels, Labels | None]:
-        """Return all labels to learn from, and those since the last retraining (None without)."""
+        """Return all labels to learn from, and those given since the last retraining, or None."""
         decided = self.decisions.batches.get(step)
         lines = decided.answers if decided else self.folder.lines_read()
         folder = LabelFolder(self.folder.path, lines)
@@ -201,7 +201,7 @@ def digest(answers: Iterable[Answer]) -> str:
 
 
 def newer(folder: LabelFolder, answers: Iterable[Answer], lines: dict[str, int]) -> list[Answer]:
-    """Return the `answers` after the first lines of their files. lines: {labeller: count}."""
+    """Return the `answers` that are not in the first lines {labeller: number} of their file."""
     found = []
     for answer in answers:
         if folder.logs[answer.labeller].line_of[answer.uuid] > lines.get(answer.labeller, 0):

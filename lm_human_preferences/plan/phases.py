@@ -35,7 +35,7 @@ class TrainReward:
     run: reward_options.CommandRunHParams
     command: run_files.CommandFiles
     member: int = 0
-    members: int = 1  # reward models that the command trains one after another
+    members: int = 1  # number of reward models that the command trains, one after another
 
     networks: ClassVar[Networks] = REWARD_NETWORKS
 
@@ -45,7 +45,7 @@ class TrainReward:
 
     @property
     def is_last(self) -> bool:
-        """True for the last model of an ensemble, after which their mean is measured."""
+        """True for the last model of an ensemble, after which the mean of all is measured."""
         return 0 < self.member == self.members - 1
 
     @property

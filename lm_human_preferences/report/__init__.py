@@ -1,1 +1,1 @@
-"""Report of runs, one HTML file that needs nothing else, and the model card of an export."""
+"""Report of runs as one self-contained HTML file, and the model card of an exported model."""

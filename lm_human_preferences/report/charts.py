@@ -14,7 +14,7 @@ from lm_human_preferences.report.run import Run
 INK, MUTED, LINE, ACCENT, WARN = '#010203', '#040506', '#070809', '#0a0b0c', '#0d0e0f'
 VARIABLES = {INK: 'ink', MUTED: 'muted', LINE: 'line', ACCENT: 'accent', WARN: 'warn'}
 LOOKS = [(colour, style) for style in ('-', ':') for colour in (ACCENT, WARN, INK, MUTED)]
-MOST_POINTS = 300  # most points of a line; longer runs are drawn by means of groups of steps
+MOST_POINTS = 300  # most points of a line; in longer runs, a point is the mean of several steps
 SETTINGS: dict[Any, Any] = {
     'svg.fonttype': 'none',
     'svg.hashsalt': 'report',  # makes the same file each time
@@ -55,7 +55,7 @@ def training_chart(runs: Mapping[str, Run]) -> Markup:
                 if values:
                     steps, means = _thinned(range(1, len(values) + 1)), _thinned(values)
                     axes.plot(steps, means, color=colour, linestyle=style, linewidth=1.4)
-                    label = name[:30].replace('$', r'\$') if others else ''  # no formula
+                    label = name[:30].replace('$', r'\$') if others else ''  # $ begins a formula
                     axes.annotate(f' {label}', (steps[-1], means[-1]), va='center')
             axes.set_title(title)
             if aim is not None:
@@ -74,7 +74,7 @@ def _thinned(values: Sequence[float]) -> np.ndarray:
 
 
 def _aims(run: Run) -> tuple[float | None, float | None]:
-    """Return the best possible reward at a policy's KL, and its target of the KL."""
+    """Return (best possible reward at the policy's KL, KL target of the run); None if unknown."""
     adaptive = None if run.policy is None else run.policy.rewards.adaptive_kl
     best = next((points['policy'].get('frontier') for points in run.rewards.values()), None)
     return best, None if adaptive is None else adaptive.target

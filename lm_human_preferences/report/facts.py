@@ -1,4 +1,4 @@
-"""Facts of a run as tables, for its report and its model card. Words are constants."""
+"""Tables of facts about a run, for its report and its model card. All wording is constant."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ JUDGES = {
     'known reward': 'By the known reward, which it was to learn',
     'judge': 'By the judge, another reward',
 }
-MIND = {  # {fact to mind: sentence after its numbers}
+MIND = {  # {name of a warning: sentence that follows its numbers}
     'simulated': 'A program answered, not people.',
     'alone': 'A policy also exploits the errors of its reward.',
     'missed': 'The target is missed, so a longer run would go on changing.',
@@ -64,7 +64,7 @@ LOGGED = (
     'Mean score of the responses of the first and of the last step. The best possible score was not'
     ' measured.'
 )
-POINTS = {  # {name of a row: (point in the results of an evaluation, number of the point)}
+POINTS = {  # {name of a row: (point in the results of an evaluation, key of a number there)}
     'Before': ('base', 'reward'),
     'After': ('policy', 'reward'),
     'Best possible at that KL': ('policy', 'frontier'),
@@ -72,8 +72,8 @@ POINTS = {  # {name of a row: (point in the results of an evaluation, number of 
     'Best of 4, without training': ('best_of_4', 'reward'),
     'Best of 16, without training': ('best_of_16', 'reward'),
 }
-# Prefixes of the tags of accuracies: of an ensemble's mean, of one reward model, of an online one,
-# and of heads by cross-validation
+# Prefixes of TensorBoard tags with a reward model's accuracy: an ensemble's mean, a single model,
+# a model retrained online; then cross-validated heads, fitted once or online
 MEASURED = (
     'train_reward/held_out_of_mean/',
     'train_reward/held_out/',
@@ -88,7 +88,7 @@ SPECIAL = (  # samples to show first: field, sign and reason
     ('score', -1, 'worst score'),
 )
 FEW_QUERIES = 10  # fewer held-out queries are worth a warning
-MISSED = 0.25  # relative distance from its target at which a KL has missed it
+MISSED = 0.25  # a KL whose relative distance from its target is larger has missed the target
 UNENDED = 0.2  # fraction of responses without an end that is worth a warning
 MOST_SAMPLES = 8
 
@@ -106,12 +106,12 @@ class Table(NamedTuple):
 
 
 def facts_table(facts: Mapping[str, str]) -> Table:
-    """Return a table of names and values, without those that are ''."""
+    """Return a table of {name: value}, without empty values."""
     return Table((), [(name, value) for name, value in facts.items() if value])
 
 
 def head(run: Run) -> list[str]:
-    """Return the experiment, kind, state and length of a run."""
+    """Return lines about a run: its experiment, what it trained, its state, and its length."""
     name = run.training.get('experiment') or NOT_RECORDED
     last = run.commands[-1] if run.commands else {'how': NOT_RECORDED}
     state = 'still training' if run.is_at_work else last.get('how', 'killed')
@@ -221,7 +221,7 @@ def task(run: Run) -> Table:
 
 
 def _rewarded_by(run: Run, members: int) -> str:
-    """Return the reward of a policy and its origin. members: reward models of its ensemble."""
+    """Describe the reward of a policy and its origin. members: number of its reward models."""
     if run.given == KNOWN:
         return 'the known sentiment of words'
     name = f'the mean of {members} reward models' if members > 1 else 'a reward model'
@@ -235,7 +235,7 @@ def _rewarded_by(run: Run, members: int) -> str:
 
 
 def gain(run: Run) -> Table:
-    """Return the gain by each reward of the evaluation; without an evaluation, by the log."""
+    """Return a table of the gain by each reward, from the evaluation or else from the log."""
     rows, caption = [], LOGGED
     for name, (point, key) in POINTS.items():
         cells = [_measured(run, reward, point, key) for reward in run.rewards]
@@ -250,10 +250,10 @@ def gain(run: Run) -> Table:
 
 
 def _measured(run: Run, reward: str, point: str, key: str) -> str:
-    """Return a number of a point with its 95 % interval; a dash if unknown, '' if not measured."""
+    """Format number `key` of a point with its 95 % interval; a dash if unknown, '' if missing."""
     points = run.rewards[reward]
     if point.startswith(BEST_OF_N) and reward != next(iter(run.rewards)):
-        point += BY_REWARD_MODEL  # the reward of the training chooses
+        point += BY_REWARD_MODEL  # the reward that was trained on chooses the best of n
     with contextlib.suppress(*DAMAGED):
         values, show = points[point], percent if key == 'share' else number
         value, width = values[key], margin(values, key, run.evaluation.get('queries', 0))
@@ -264,7 +264,7 @@ def _measured(run: Run, reward: str, point: str, key: str) -> str:
 
 
 def samples(runs: Sequence[Run], columns: Sequence[str]) -> Table:
-    """Return answers to the first run's tracked queries, before and after each of `runs`.
+    """Return a table of answers to the first run's tracked queries, before and after each run.
 
     The first run's best answer comes first, then its least certain, least likely and worst ones.
     """
@@ -293,7 +293,7 @@ def samples(runs: Sequence[Run], columns: Sequence[str]) -> Table:
 
 
 def _sample(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Return a response and its score, with the standard deviation of a head."""
+    """Return a response and its score; if a head gave it, with its standard deviation."""
     score = number(record.get('score'))
     if 'score_std' in record:
         score += f' ± {number(record["score_std"])}'
@@ -322,7 +322,7 @@ def accuracy(run: Run) -> tuple[str, str, str] | None:
 
 
 def sure(run: Run) -> Table:
-    """Return measured accuracies with interval and chance, then what was not measured."""
+    """Return a table of accuracies with interval and chance, and of what was not measured."""
     rows, unseen, agreed = [], accuracy(run), run.trainer.label_report.get('agreement', {})
     if unseen is not None:
         rows.append((UNSEEN, *unseen))

@@ -1,4 +1,4 @@
-"""Model card of an exported model, README.md: facts about its run, without names and texts."""
+"""Model card (README.md) of an exported model: facts about its run, without labels and samples."""
 
 import dataclasses
 import os
@@ -40,11 +40,11 @@ class Use:
     has_tokenizer: bool = True
     is_joined: bool = False  # whether tokens differ, see JOINED
     ends: Sequence[int] = ()  # tokens that end a response of a policy
-    constant: float = 0.0  # to be added to a score, as the exported model lacks it
-    members: int = 1  # reward models of its ensemble
-    # A head on frozen hidden states: its 'file', its 'blocks', whether it reads a 'chat', the code
+    constant: float = 0.0  # to be added to each score, as the exported model does not add it
+    members: int = 1  # number of reward models in its ensemble
+    # For a head on frozen hidden states: its 'file', its 'blocks', whether it reads a 'chat', code
     # of the 'content' before a response, the folder with the tokeniser of 'responses', the tokens
-    # that are 'ends' of responses, and their 'length'
+    # that are 'ends' of responses, and the 'length' of responses
     head: Mapping[str, Any] | None = None
 
 

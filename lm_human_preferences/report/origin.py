@@ -24,9 +24,9 @@ MACHINE = {
     'ranks': '{} ranks',
     'threads': '{} threads',
 }
-OWN_MODEL = 'rewards.trained_model'  # the program sets it if the run trains its own model
+OWN_MODEL = 'rewards.trained_model'  # set by the program if the run trains its own reward model
 OF_NAMES = ('labels.without', 'serve.labellers')  # endings of options whose values name labellers
-NAMES = 'NAMES'  # shown in place of such a value
+NAMES = 'NAMES'  # shown in place of labellers' names
 MOST_ALARMS = 8
 _WORD = r"""(?:'[^']*'|"[^"]*"|\S)+"""  # word of a command line, with its quotes
 _OPTION = rf'--[\w.-]*(?:{"|".join(map(re.escape, OF_NAMES))})[ =]'
@@ -34,7 +34,7 @@ _NAMING = re.compile(rf"(')?({_OPTION})(?(1)[^']*'|{_WORD})")  # the option is i
 
 
 def counts(run: Run) -> Table:
-    """Return the numbers of labels of a run's reward model."""
+    """Return a table of how many labels the run's reward model has, by use."""
     labels = run.trainer.labels
     rows = [('Source', short(number(labels.get('source'))))]
     for name in COUNTS:
@@ -43,7 +43,7 @@ def counts(run: Run) -> Table:
 
 
 def examples(run: Run, names: Mapping[str, str]) -> Table:
-    """Return two labels as examples: nobody picks them, as their digests are the lowest."""
+    """Return a table of two labels: those of the lowest question ids, so that nobody picks them."""
     folder, rows = run.trainer.folder, []
     if folder is None:
         return Table((), [])
@@ -66,7 +66,7 @@ def examples(run: Run, names: Mapping[str, str]) -> Table:
 
 
 def labellers(run: Run, names: Mapping[str, str]) -> Table:
-    """Return a row for each labeller of a run's reward model. names: {labeller: shown name}."""
+    """Return a table with a row for each labeller. names: {labeller: name to be shown}."""
     found = run.trainer.label_report.get('labellers')
     if not found:
         return Table((), [])
@@ -76,7 +76,7 @@ def labellers(run: Run, names: Mapping[str, str]) -> Table:
 
 
 def origin(run: Run, has_names: bool) -> Table:
-    """Return the commands of a run and how they ended, its machine, events and digests."""
+    """Return a table of a run's commands and their ends, and its machine, events and digests."""
     rows: list[Row] = []
     for command in run.commands:
         is_at_work = run.is_at_work and command is run.commands[-1]
@@ -117,7 +117,7 @@ def _machine(command: Mapping[str, Any]) -> list[Row]:
 
 
 def of_experiment(run: Run, experiments: Experiments) -> Settings | None:
-    """Return the settings of a run's experiment; if it is unknown, those of the run."""
+    """Return the settings of a run's experiment, or the run's own if the experiment is unknown."""
     own, name = run.settings, run.training.get('experiment')
     if own is None or f'{own.command}/{name}' not in experiments:
         return own
@@ -127,7 +127,7 @@ def of_experiment(run: Run, experiments: Experiments) -> Settings | None:
 
 
 def differences(columns: Mapping[str, Settings | None], has_names: bool) -> Table:
-    """Return the settings that are not the same in all columns, {name: settings}."""
+    """Return a table of the settings that differ between the columns {name: settings}."""
     fields, found, rows = {}, [], []
     for settings in columns.values():
         decisions = {} if settings is None else decided(settings)

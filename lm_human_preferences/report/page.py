@@ -47,7 +47,7 @@ def write_report(
 
 
 def page(runs: Sequence[str], experiments: Experiments, *, has_names: bool = True) -> str:
-    """Return the page of `runs`, paths or URLs. UserError where one of them is not a run."""
+    """Return the HTML page about `runs`, paths or URLs. UserError if one of them is not a run."""
     paths = [run if storage.is_remote(run) else os.path.abspath(run) for run in runs]
     paths = list(dict.fromkeys(paths))
     named = dict(zip(_names(paths), map(_read, paths), strict=True))
@@ -66,7 +66,7 @@ def page(runs: Sequence[str], experiments: Experiments, *, has_names: bool = Tru
 
 
 def _names(paths: Sequence[str]) -> list[str]:
-    """Return the last parts of different paths, as many as tell them apart."""
+    """Return a short name for each of different paths: its last parts, as many as are needed."""
     for count in itertools.count(1):
         names = ['/'.join(path.split('/')[-count:]) for path in paths]
         if len(set(names)) == len(paths):
@@ -85,7 +85,7 @@ def _read(path: str) -> Run:
 
 
 def _story(name: str, run: Run, experiments: Experiments, has_names: bool) -> dict[str, Any]:
-    """Return what the page has about a run."""
+    """Return the content of the page about one run, for the template."""
     labellers = {}
     for number, labeller in enumerate(run.trainer.label_report.get('labellers', ()), start=1):
         labellers[labeller] = labeller if has_names else f'labeller {number}'
@@ -107,7 +107,7 @@ def _story(name: str, run: Run, experiments: Experiments, has_names: bool) -> di
 
 
 def _comparison(named: Mapping[str, Run], has_names: bool) -> dict[str, Any]:
-    """Return what compares several runs, {name: run}."""
+    """Return the content of the page that compares several runs {name: run}, for the template."""
     answers = {}
     for name, run in named.items():
         answers[name] = {about: value for about, value, _ in facts.answer(run)}

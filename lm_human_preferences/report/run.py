@@ -25,7 +25,7 @@ Content = TypeVar('Content')
 Settings = PolicyHParams | RewardHParams
 KNOWN = 'mock'  # value of --rewards.trained_model for the known reward of film reviews
 DAMAGED = (UserError, OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-# Schema of the points of an evaluation that a report needs
+# Schema of the numbers that a report needs from each point of an evaluation
 POINT = dict.fromkeys(('kl', 'reward', 'frontier', 'share'), int | float | None)
 
 
@@ -41,14 +41,14 @@ class Run:
         if files is POLICY:
             events = [POLICY.events, REWARD.events]
             self.policy = self._tried(POLICY.settings, None, read_settings, PolicyHParams())
-        # Settings of its reward model's training
+        # Settings with which the run trained its reward model, if it did
         self.reward: HParams | None = self._tried(
             REWARD.settings, None, read_settings, RewardHParams()
         )
         if self.policy is not None and self.reward is None:
             self.reward = self.policy.new_reward_model
         record = self._tried(run_files.RECORD, {}, run_record.read)
-        self.training = record.get(files.command, {})  # see runs.run_record, also for the next two
+        self.training = record.get(files.command, {})  # see runs.run_record about these three
         self.labels = run_record.labels(record)
         self.commands = run_record.commands(record)
         # Log of the policy, if any, then that of the reward model
@@ -61,13 +61,13 @@ class Run:
         # Folder of labels with the answers that were used, and the report on it
         self.folder = self._tried(run_files.LABELS, None, _label_folder, self.labels)
         self.label_report = self._tried(run_files.LABELS, {}, _label_report, self)
-        # Comparisons of its policy by people, those with most answers first
+        # People's comparisons of the run's policy with others; most answers first
         self.comparisons = self._tried(run_files.LABELS, [], _comparisons, self)
 
     def _tried(
         self, name: str, otherwise: Content, read: Callable[..., Content], *args: Any
     ) -> Content:
-        """Return what `read` returns, or `otherwise`; note a file that is damaged."""
+        """Return the result of `read`, or `otherwise`; add a damaged file to `unreadable`."""
         try:
             return read(*args, self.directory)
         except storage.NotFound:
@@ -108,9 +108,9 @@ class Run:
 
     @property
     def rewards(self) -> dict[str, dict[str, Any]]:
-        """Results by each reward, {reward: {point: numbers}}; the training's reward is first.
+        """Results {reward: {point: numbers}}; the reward that was trained on comes first.
 
-        They are those of the evaluation, or else of the first and the last step in the log.
+        The results are from the evaluation, or else from the first and last steps in the log.
         """
         ends = zip(self.logged('objective/kl'), self.logged('objective/score'), strict=False)
         points = [{'kl': kl, 'reward': score} for kl, score in ends]
@@ -127,7 +127,7 @@ class Run:
 
 
 def read_run(path: str) -> Run | None:
-    """Return the run at `path` (path or URL), or that of the model there; None for no run."""
+    """Return the run at `path` (path or URL), or the run whose network is there, or None."""
     directories = [path.rstrip('/')]
     parent, _, last = directories[0].rpartition('/')
     if run_files.is_network(last):
@@ -155,7 +155,7 @@ def _label_report(run: Run, directory: str) -> dict[str, Any]:
 
 
 def _comparisons(run: Run, directory: str) -> list[dict[str, Any]]:
-    """Return comparisons of a run's policy with others, including those after the training."""
+    """Return people's comparisons of a run's policy with others, also those after the training."""
     if run.folder is None:
         return []
     whole, found = LabelFolder(run.folder.path), []

@@ -1,4 +1,4 @@
-"""Numbers and texts for readers; a foreign text is shown as it is, without any effect on a page."""
+"""Formatting of numbers and texts; an untrusted text is shown as it is and cannot alter a page."""
 
 import functools
 import math
@@ -16,15 +16,15 @@ from lm_human_preferences.utils.terminal import INVISIBLE, printable
 NOT_RECORDED, NOT_MEASURED = 'not recorded', 'not measured'
 LONGEST = 2000  # most characters of a text to show
 _LETTER = '[^\x00-\xa0\xad\u061c\u2000-\u206f\ud800-\uf8ff]'  # beyond ASCII, or a part of an emoji
-# What the group matches is shown, as many languages and emoji need it: joiners and marks of
-# direction between letters, variations of an emoji or a keycap, flags such as that of England.
+# Matches of the group are shown unmarked, as languages and emoji need them: joiners and direction
+# marks between letters, variants of an emoji or a keycap, and flags such as England's.
 _UNUSUAL = re.compile(
     f'((?<={_LETTER})[\xad\u061c\u200c-\u200f](?={_LETTER})'
     '|(?<=[©®\u203c-\u3299\U0001f000-\U0001faff])[\ufe0e\ufe0f]|[\ufe0e\ufe0f](?=\u20e3)'
     '|\U0001f3f4[\U000e0061-\U000e007a]{5}\U000e007f)'
     '|[^ -~\n\t]'
 )
-_CODE = re.compile(r'(^```.*?(?:^```[^\n]*$|\Z))', re.DOTALL | re.MULTILINE)  # between fences
+_CODE = re.compile(r'(^```.*?(?:^```[^\n]*$|\Z))', re.DOTALL | re.MULTILINE)  # fenced code
 _INDENTED = re.compile(r'^(?:\t| {2,})\S', re.MULTILINE)
 _MARK = Markup('<span class="mark">{}</span>')
 _CODE_BLOCK = Markup(
@@ -61,7 +61,7 @@ def of_all(count: int, total: int) -> str:
 
 
 def ends(low: float, high: float) -> str:
-    """Format the 95 % interval of a fraction; (0, 1) means that there are too few."""
+    """Format the 95 % interval of a fraction; (0, 1) means that there is too little data."""
     if (low, high) == (0, 1):
         return 'too few: none'
     return f'{number(100 * low, 0)} to {percent(high)}'
@@ -87,7 +87,7 @@ def shortened(text: str) -> str:
 
 @functools.cache
 def environment(shown: Callable[[object], Markup]) -> jinja2.Environment:
-    """Return the environment of the templates here. shown: function that escapes a value."""
+    """Return the jinja2 environment of this folder's templates. shown: function that escapes."""
     found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(os.path.dirname(__file__)),
         undefined=jinja2.StrictUndefined,
@@ -102,10 +102,10 @@ def environment(shown: Callable[[object], Markup]) -> jinja2.Environment:
 
 
 def inline(text: object) -> Markup:
-    """Return a value as HTML, and a Text as a block; characters that hide or turn text are codes.
+    """Return a value as HTML, a Text as a block; characters that hide or turn text become codes.
 
-    In a block, code is set apart, which is a fenced part, or a whole text with two indented lines;
-    and the blanks at its end are counted.
+    In a block, code is set apart: a fenced part, or a whole text with two or more indented lines.
+    Blanks at the end of the text are replaced by a count of them.
     """
     if not isinstance(text, Text):
         return _marked(shortened(str(text)))

@@ -29,7 +29,7 @@ class Log:
 
 
 def read(run: str, events: str) -> Log:
-    """Read the events in the directory `events` of a run; without any, an empty log."""
+    """Return the log of the events in a run's directory `events`; an empty log without events."""
     values: dict[str, dict[int, float]] = {}
     alarms: set[tuple[int, str]] = set()
     resumed: set[int] = set()

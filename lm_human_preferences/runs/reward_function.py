@@ -1,7 +1,7 @@
 """The user's reward function, FILE.py:FUNCTION, and the copy of its file in a run.
 
-A run may come from anywhere, so nothing that its files name or hold is ever run: code runs only
-where an option of this very command names it. The copy is there to be read.
+A run may come from anywhere, so code that its files name or contain is never executed: a function
+runs only if an option of the current command names it. The copy is for people to read.
 """
 
 import dataclasses
@@ -41,16 +41,16 @@ class Source:
 
 
 def is_one(name: str) -> bool:
-    """Return whether `name` means a function, FILE.py:FUNCTION, and not a directory."""
+    """Return whether `name` has the form FILE.py:FUNCTION, so that it is not a directory."""
     path, _, function = name.rpartition(':')
     return path.endswith('.py') and function.isidentifier()
 
 
 @functools.cache
 def read(name: str) -> Source:
-    """Return the function that an option of this command names; its file is read only once.
+    """Return the function that an option of this command names; read its file only once.
 
-    Editing the file during the training does not change the evaluation at its end.
+    So editing the file during a training does not change the evaluation at the training's end.
     """
     path, _, _ = name.rpartition(':')
     if not is_one(name):
@@ -66,9 +66,9 @@ def read(name: str) -> Source:
 
 
 def check_named(run: str, recorded: str, named: str | None) -> None:
-    """Raise UserError unless this command names a function for a run that learns from one.
+    """Raise UserError unless this command names (`named`) the reward function that a run needs.
 
-    recorded: function that the run learned from. A note says if its file has changed since then.
+    recorded: function that the run learned from. Print a note if its file has changed since then.
     """
     copy = storage.join(run, run_files.FUNCTION)
     if named is None:

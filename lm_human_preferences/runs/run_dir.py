@@ -61,7 +61,7 @@ def has_begun(hparams: Training) -> bool:
 
 
 def refuse_existing(hparams: Training, *, overwrite: bool = False) -> None:
-    """Raise UserError if an earlier run has files that this one would write, or may not delete."""
+    """Raise UserError if an earlier run is in the directory, unless it may be overwritten."""
     if not has_begun(hparams):
         return
     directory = str(hparams.run.save_dir)
@@ -91,7 +91,7 @@ def refuse_existing(hparams: Training, *, overwrite: bool = False) -> None:
 def prepare_run_dir(
     hparams: Training, *, overwrite: bool, explicitly_set: Collection[str], dry_run: bool = False
 ) -> list[str]:
-    """Check, before anything is written, that a run can begin or resume; delete one to overwrite.
+    """Check, before writing, that a run can begin or resume; delete a run to be overwritten.
 
     dry_run: delete nothing and ask no server; return the options that are not checked.
     """
@@ -117,7 +117,7 @@ def prepare_run_dir(
 
 
 def fetch_run_dir(save_dir: str, fetch: bool = True) -> str:
-    """Return the local directory of a run; fetch: download what it lacks; UserError if in use."""
+    """Return a run's local directory; fetch: download its missing files; UserError if in use."""
     directory = storage.staging_dir(save_dir)
     if directory == save_dir or launch_methods.current().rank:
         return save_dir
@@ -131,7 +131,7 @@ def fetch_run_dir(save_dir: str, fetch: bool = True) -> str:
 
 @contextlib.contextmanager
 def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[None]:
-    """Let this job alone write the directory of its run; UserError if it cannot."""
+    """Lock a run's directory, so that only this job writes there; UserError if that fails."""
     directory = hparams.run.directory
     with contextlib.ExitStack() as stack:
         if directory is not None:
@@ -139,12 +139,12 @@ def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[None]:
         if directory is not None and comm.rank == 0:
             stack.enter_context(_locked(hparams, directory, comm.size))
         yield
-        comm.on_rank_0(stack.close)  # what is left to upload may take long
+        comm.on_rank_0(stack.close)  # ranks wait, as the remaining uploads may take long
 
 
 @contextlib.contextmanager
 def _locked(hparams: Training, directory: str, ranks: int) -> Iterator[None]:
-    """Hold the lock of a run's directory, upload what is written, and record how it ends."""
+    """Hold the lock of a run's directory, upload what is written, and record how the run ends."""
     with (
         stop_signals.handled(stop_signals.interrupt, *stop_signals.TO_STOP),
         run_lock.held(directory, ranks),
@@ -171,7 +171,7 @@ def _uploaded(hparams: Training, directory: str) -> contextlib.AbstractContextMa
 
 
 def resume_hint(hparams: Training) -> str:
-    """Return a line on the saved part of an interrupted run, and the command that resumes it."""
+    """Return a line that says what an interrupted run has saved, and the command to resume it."""
     directory = hparams.run.directory
     if directory is None:
         return 'Nothing is saved, because --save_dir is None.'
@@ -194,7 +194,7 @@ def resume_hint(hparams: Training) -> str:
 
 
 def ranks_of(directory: str | None) -> int | None:
-    """Return the number of ranks of a run's last command; None if unknown, or set by a launcher."""
+    """Return how many ranks a run's last command had; None if unknown, or if a launcher decides."""
     if directory is None or launch_methods.current().decides_size:
         return None
     ranks = [entry.get('ranks', 0) for entry in run_record.read(directory).values()]

@@ -1,4 +1,4 @@
-"""Files of a run directory by command, for deleting, resuming and uploading."""
+"""Names and patterns of the files that each command writes into a run directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lm_human_preferences.checkpointing import names
 SIZES = 'hparams.json'  # sizes of a model that this program or the original has saved
 RECORD = 'run.json'  # record of a run, see run_record
 LOCK = 'lock'  # names the process that is writing the run
-CHECKPOINTS = 'checkpoints'  # folder of checkpoints in that of a network
+CHECKPOINTS = 'checkpoints'  # folder of checkpoints, inside a network's folder
 RESULTS = 'evaluation.json'  # results of `evaluate` with default settings
 REPORT = 'report.html'
 # Files of `evaluate` and `report`: uploaded, but not deleted with a run.
@@ -41,9 +41,9 @@ _ANSWERS = rf'{ANSWERS}/({LABELLER.pattern})\.jsonl'
 MORE_TEMPLATES = 'additional_chat_templates'  # folder of chat templates beside the default one
 _TOKENISER = '|'.join([*map(re.escape, TOKENISER_FILES), rf'{MORE_TEMPLATES}/[^/]+\.jinja'])
 _LABEL_FILES = rf'({"|".join(map(re.escape, (TASK, QUESTIONS, USED)))}|{_ANSWERS}|{_TOKENISER})'
-ADAPTER = 'adapter.json'  # the base of a network that is saved as adapters
-BASE = 'base'  # folder with a copy of the base of adapters
-FROZEN_HEAD = 'frozen_head.safetensors'  # head, in the folder of its reward model
+ADAPTER = 'adapter.json'  # names the base, and the options, of a network saved as adapters
+BASE = 'base'  # folder with a copy of the model that adapters are added to
+FROZEN_HEAD = 'frozen_head.safetensors'  # file of a head, in its reward model's folder
 # files beside the weights of a network
 _MODEL_FILES = (
     rf'{re.escape(SIZES)}|config\.json|{re.escape(ADAPTER)}|encoding|{_TOKENISER}'
@@ -79,7 +79,7 @@ class CommandFiles:
         return f'{self.command}_hparams.json'
 
     def pattern(self) -> str:
-        """Return a regular expression for all of its files."""
+        """Return a regular expression for all files that the command writes."""
         member = _MEMBER if self.has_members else ''
         network = f'{self.network}{member}'
         files = [re.escape(self.settings), f'{network}/({_MODEL_FILES})']
@@ -88,7 +88,7 @@ class CommandFiles:
         return '|'.join(filter(None, [*files, self.more]))
 
     def member_files(self, number: int) -> CommandFiles:
-        """Return the files of the ensemble's model of this number, from 0."""
+        """Return the files of the ensemble's model `number`, counted from 0."""
         return dataclasses.replace(
             self, network=member_name(self.network, number), events=member_name(self.events, number)
         )
@@ -100,7 +100,7 @@ def usual_directory(*names: str) -> str:
 
 
 def member_name(name: str, number: int) -> str:
-    """Return the name of an ensemble's model of this number, where the first is `name`."""
+    """Return the name of the ensemble's model `number`; model 0 is called `name`."""
     return f'{name}_{number}' if number else name
 
 
@@ -127,7 +127,7 @@ def is_network(name: str) -> bool:
 
 
 def written_by(commands: Iterable[str], more: str = '') -> re.Pattern[str]:
-    """Return a pattern for the files of these commands, with `more` after each."""
+    """Return a pattern for the files of these commands. more: pattern of a suffix."""
     patterns = [COMMANDS[command].pattern() for command in commands]
     return re.compile(rf'({"|".join([re.escape(RECORD), *patterns])}){more}')
 

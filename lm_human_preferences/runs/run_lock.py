@@ -1,4 +1,4 @@
-"""SAVE_DIR/lock, which a process locks, and writes its name into, while it writes a run."""
+"""SAVE_DIR/lock: a process that writes a run locks this file, and puts its own name into it."""
 
 import contextlib
 import io
@@ -28,7 +28,7 @@ def acquire(directory: str) -> io.FileIO:
     try:
         holder = _holder(lock)
         if not os.path.exists(path) or not os.path.samestat(os.stat(path), os.fstat(lock.fileno())):
-            raise _held(path, holder)  # another process has deleted it, and perhaps made it anew
+            raise _held(path, holder)  # another process has deleted the file, or replaced it
         if holder and f' on {_HOST}, ' not in holder:
             # The file system may not pass locks on to other hosts.
             raise UserError(
@@ -52,7 +52,7 @@ def _held(path: str, holder: str) -> UserError:
 
 @contextlib.contextmanager
 def held(directory: str, ranks: int) -> Iterator[None]:
-    """Hold the lock of a run directory; then remove it, and a new directory if it is empty."""
+    """Hold a run directory's lock; then delete the lock file, and a new, still empty directory."""
     is_new = not os.path.isdir(directory)
     with acquire(directory) as lock:
         try:

@@ -1,6 +1,6 @@
-"""SAVE_DIR/run.json: what a run is, beside the settings that the original wrote.
+"""SAVE_DIR/run.json: the record of a run, beside the files of settings as the original wrote them.
 
-Only this module reads and writes it. It holds an entry for each training of the directory:
+Only this module reads and writes the record. It holds an entry for each training in the directory:
 
     {"train_policy": {...}, "train_reward": {...}}
 
@@ -14,31 +14,31 @@ file. An entry holds
     labels      labels that a reward model learned from; in an online run, the last ones
     commands    commands that worked on the training, in their order
 
-`labels` and `commands` are in the entry of the command that was typed. `labels` holds
+Only the entry of the command that was typed has `labels` and `commands`. `labels` holds
 
     source            path, URL, 'mock', 'test' or 'online'
     found             number of labels in the source
     learned_from      number of labels in the training split
-    held_out          number of held-out labels; the rest is beyond --labels.num_train
+    held_out          number of held-out labels; labels beyond --labels.num_train are in no split
     queries           number of different queries of both splits
     held_out_queries  number of different held-out queries
     simulated         number of labels by simulated labellers
     digest            SHA-256 of the labels, as tensors
     labellers         {name: number of labels}, for a folder
-    answers           {name: lines of the file of answers that were read}, for a folder
+    answers           {name: number of lines read from the labeller's file}, for a folder
 
 and each of `commands`
 
-    command           as it was typed, without keys of URLs; null for a program of somebody's own
-    began, ended      in UTC, as 2026-11-02T08:00:00Z; no `ended` for one that was killed, or works
+    command           as it was typed, without keys in URLs; null if the user's own program ran
+    began, ended      in UTC, as 2026-11-02T08:00:00Z; a killed or running command has no `ended`
     how               finished, interrupted, or failed: EXCEPTION
-    seconds           of the clock
+    seconds           wall-clock time
     ranks, launcher, processor, threads, gpu
     python, lm-human-preferences, torch, transformers, numpy
     seeds             {folder of a network: seed}
-    adapter, base     of an initial model with adapters
+    adapter, base     paths of an initial model's adapters and their base, if it has adapters
 
-Entries that this program does not know, as a fork may have written, are left alone.
+Entries that this program does not know, such as those of a fork, are kept unchanged.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ Record = Mapping[str, Mapping[str, Any]]  # {command: entry}
 def read(directory: str) -> dict[str, dict[str, Any]]:
     """Return the entries of a local or remote run; {} without a record; UserError if damaged."""
     path = storage.join(directory, RECORD)
-    if not storage.exists(path):  # offline, also if it is not in the cache
+    if not storage.exists(path):  # offline, this is also so for a record that is not cached
         return {}
     record = storage.read_json(path)
     if not isinstance(record, dict) or not all(map(_is_entry, record.values())):
@@ -103,7 +103,7 @@ def training(directory: str, command: str) -> dict[str, Any]:
 
 
 def labels(record: Record) -> dict[str, Any]:
-    """Return the labels that a run learned from; {} without any."""
+    """Return the entry `labels` of a run's record; {} if the run learned from none."""
     found = [record.get(command, {}).get('labels') for command in COMMANDS]
     return next(filter(None, found), {})
 
@@ -122,11 +122,11 @@ def processes(directory: str) -> set[str]:
 def write_trainings(
     directory: str, entries: Mapping[str, Mapping[str, Any]], *, resume: bool
 ) -> None:
-    """Write {command: entry} of trainings that begin, or with `resume` are resumed."""
+    """Write {command: entry} of trainings that begin, or that are resumed if `resume` is True."""
     with _changed(directory) as record:
         for command, entry in entries.items():
             before = record.get(command, {})
-            # A command begins its trainings one after another.
+            # A later training of the same command keeps what the command has already recorded.
             is_kept = resume or _under_way(before) is not None
             record[command] = {**before, **entry} if is_kept else dict(entry)
 
@@ -151,9 +151,9 @@ def begin(
     machine: Mapping[str, Any],
     seeds: Mapping[str, int | None] | None = None,
 ) -> None:
-    """Write that this process works on a training, with `seeds` {network: seed}.
+    """Record that this process works on a training. seeds: {network's folder: seed}.
 
-    It may be called again, for other networks. machine: further entries of the command.
+    May be called again, to add seeds of other networks. machine: further entries of the command.
     """
     beginning = {
         'id': _THIS_PROCESS,
@@ -175,7 +175,7 @@ def begin(
 
 @contextlib.contextmanager
 def ended(directory: str, command: str) -> Iterator[None]:
-    """Write, after the block, how the command that `begin` recorded in it has ended."""
+    """Record how this process's command ended, when the block is left. See `begin`."""
     began = time.monotonic()
     how = 'finished'
     try:
@@ -206,7 +206,7 @@ def _under_way(entry: Mapping[str, Any]) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def _changed(directory: str) -> Iterator[dict[str, dict[str, Any]]]:
-    """Yield the record of a local run for changes, and write it; other processes wait."""
+    """Yield a local run's record to be changed, then write it; other processes wait meanwhile."""
     path = os.path.join(directory, RECORD)
     os.makedirs(directory, exist_ok=True)
     with storage.locked_folder(directory):
@@ -216,7 +216,7 @@ def _changed(directory: str) -> Iterator[dict[str, dict[str, Any]]]:
 
 
 def typed(words: Sequence[str]) -> str | None:
-    """Return the command line `words` without keys in URLs; None if it is not our script's."""
+    """Return the command line `words` without keys in URLs; None if it runs a user's script."""
     script = os.path.basename(words[0])
     if script not in SCRIPTS:
         return None

@@ -1,4 +1,4 @@
-"""Settings of a run: their record, and those that may change when it is resumed."""
+"""Settings of a run: how they are recorded, and which may change when the run is resumed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from lm_human_preferences.utils.streams import note
 
 AnyTraining = TypeVar('AnyTraining', bound=Training)
 INITIAL_MODEL = 'task.policy.initial_model'
-OWN_REWARD = 'rewards.trained_model'  # in a run that trains its reward model, its place
-_GIVEN_FILES = ('task.query_dataset', OWN_REWARD)  # options with files that a resumed run reads
+OWN_REWARD = 'rewards.trained_model'  # set by the program if a run trains its own reward model
+_GIVEN_FILES = ('task.query_dataset', OWN_REWARD)  # options whose files a resumed run reads again
 _MODEL_FILES = ('.json', '.safetensors')  # endings of a model's files
 LENGTH = 'ppo.total_episodes'
 # Options that may change when a run is resumed, if the user gives them; so may run.serve.*, and the
@@ -52,7 +52,7 @@ MAY_CHANGE = {
 def write(hparams: Training, directory: str, *, experiment: str | None, ranks: int) -> None:
     """Write the settings of a run that begins or is resumed.
 
-    First run.json, then the files of the original: where these are, there is a run.
+    run.json is written first, since the original's files of settings mark the existence of a run.
     """
     resume = hparams.run.resume
     if resume:
@@ -92,7 +92,7 @@ def _additions(hparams: Training) -> dict[str, Any]:
 
 
 def use_own_model(hparams: policy_options.HParams) -> None:
-    """Let a resumed run use its own model as the initial one, if that is not on this machine."""
+    """Let a resumed run use its own saved model if the initial model is not on this machine."""
     model, save_dir = hparams.task.policy.initial_model, hparams.run.save_dir
     path = storage.model_path(model) or model
     is_blob = storage.is_remote(path) and not storage.is_hub(path)
@@ -111,7 +111,7 @@ def _set_initial_model(hparams: Training, model: str) -> None:
 
 
 def as_recorded(hparams: AnyTraining) -> AnyTraining:
-    """Return the recorded settings of the run in the directory; `hparams` without a run."""
+    """Return the recorded settings of the run in the directory, or `hparams` if there is no run."""
     try:
         return read_settings(type(hparams)(), str(hparams.run.directory))
     except storage.NotFound:
@@ -119,7 +119,7 @@ def as_recorded(hparams: AnyTraining) -> AnyTraining:
 
 
 def read_settings(hparams: AnyTraining, directory: str) -> AnyTraining:
-    """Override and return `hparams` by the settings of a run in `directory`; NotFound without."""
+    """Override `hparams` by a run's recorded settings and return it; NotFound without a run."""
     files = run_files.COMMANDS[hparams.command]
     hparams.override_from_json_file(storage.join(directory, files.settings))
     run_record.check_present(directory)
@@ -147,7 +147,7 @@ def load_run_hparams(save_dir: str) -> policy_options.HParams:
 def reward_settings_of(run: str) -> reward_options.HParams | None:
     """Return the settings of a reward model's training, or only its task; None if unknown.
 
-    run: its directory, or that of its network.
+    run: directory of the run, or of the reward model in it.
     """
     for directory in (run.rstrip('/'), os.path.dirname(run.rstrip('/'))):
         with contextlib.suppress(storage.NotFound):
@@ -166,7 +166,7 @@ def members_of(directory: str, files: run_files.CommandFiles) -> int:
 
 
 def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
-    """Raise UserError for settings that a resumed run cannot change; note the changed ones."""
+    """Raise UserError for settings that a resumed run cannot change; print the changed ones."""
     directory = str(hparams.run.directory)
     function = None if hparams.policy is None else hparams.policy.rewards.function
     if function is not None:
@@ -198,7 +198,7 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
 
 
 def _changed(hparams: Training, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the options that differ, except those that the run has set itself."""
+    """Return the options that differ, except those that the program has set for the run."""
     found = []
     for option in {**before, **now}:
         was, value = before.get(option), now.get(option)
@@ -219,7 +219,7 @@ def _may_change(hparams: Training, option: str) -> bool:
 
 
 def _covers(explicitly_set: Collection[str], key: str) -> bool:
-    """Return whether the user has given the setting `key`, or one of its groups."""
+    """Return whether the user has given the setting `key`, or a group that contains it."""
     return any(f'{key}.'.startswith(f'{name}.') for name in explicitly_set)
 
 
@@ -268,7 +268,7 @@ def _files_at(path: str) -> Iterator[str]:
 
 
 def pins(hparams: Training, *, ask: bool = True) -> dict[str, Any]:
-    """Return {setting: value with a commit, or drawn seed}; ask: whether to ask the hub."""
+    """Return {setting: hub path with its commit, or a random seed}; ask: whether to ask the hub."""
     recorded: dict[str, Any] = {}
     if hparams.run.resume and hparams.run.directory is not None:
         before = as_recorded(hparams)
@@ -282,8 +282,8 @@ def pins(hparams: Training, *, ask: bool = True) -> dict[str, Any]:
         if path is not None and (ask or storage.is_here(path)):
             found[key] = storage.pinned(value, ask=ask)
             if key == INITIAL_MODEL:
-                found[key] = found[key].removeprefix(path.removesuffix(value))  # as it was given
-    if hparams.policy is not None and hparams.new_reward_model is not None:  # of the same task
+                found[key] = found[key].removeprefix(path.removesuffix(value))  # as the user wrote
+    if hparams.policy is not None and hparams.new_reward_model is not None:  # they share a task
         found |= {f'{NEW_MODEL}.{key}': found[key] for key in found if key.startswith('task.')}
     seed = _seed_of_ensemble(hparams)
     if seed is not None:

@@ -1,7 +1,7 @@
-"""Upload of a run from a staging directory to a remote one, where listed checkpoints stay whole.
+"""Upload of a run from a staging directory to a store, where listed checkpoints stay complete.
 
-The record of a run (run_record) says which processes have worked on it. If the store names one that
-the staging directory does not know, another machine has gone on with the run.
+The record of a run (run_record) says which processes have worked on it. If the record in the store
+names a process that the staging directory's record lacks, another machine has continued the run.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from lm_human_preferences.runs.run_files import RECORD
 from lm_human_preferences.storage import local_files
 from lm_human_preferences.utils.logging import announce
 
-SYNC_SECONDS = 20  # seconds between two looks for changes
-CLOSE_TIMEOUT = 600  # seconds of further tries when the run is done
+SYNC_SECONDS = 20  # seconds between two scans for changes
+CLOSE_TIMEOUT = 600  # seconds for which uploads are tried again after the run has ended
 
 
 class TakenOver(storage.StorageError):
@@ -35,19 +35,19 @@ def is_up_to_date(url: str, directory: str) -> bool:
     if not os.path.isdir(directory):
         return False
     in_store = run_record.processes(url)
-    if not in_store:  # it is empty, or has a run of the original
+    if not in_store:  # the store is empty, or has a run of the original
         return not storage.listing(url)
     return in_store <= run_record.processes(directory)
 
 
 def fetch(url: str, directory: str, pattern: re.Pattern[str]) -> None:
-    """Download a run's files that match `pattern`; values of the latest checkpoints only."""
+    """Download a run's files that match `pattern`, but values of the last two checkpoints only."""
     for path in local_files(directory, pattern):
         os.remove(os.path.join(directory, path))
     remote = [path for path in storage.listing(url) if pattern.fullmatch(path)]
     with_values = set()
     for path in filter(_is_list, remote):
-        # The last one cannot be resumed if an error in the middle of a step has saved it.
+        # Two, as a checkpoint that was saved on an error in the middle of a step cannot be resumed.
         with_values.update(_listed(path, storage.read_text(storage.join(url, path)))[-2:])
     wanted = []
     for path in remote:
@@ -62,7 +62,7 @@ def fetch(url: str, directory: str, pattern: re.Pattern[str]) -> None:
 
 
 def sync(url: str, directory: str, pattern: re.Pattern[str], known: Set[str]) -> None:
-    """Upload new files that match `pattern`, and delete old ones.
+    """Upload changed files that match `pattern`, and delete files that are gone here.
 
     Settings are uploaded before checkpoints, and the lists of checkpoints last, so that an error at
     any point leaves the listed checkpoints whole. FileNotFoundError if a file is deleted meanwhile;
@@ -75,7 +75,7 @@ def sync(url: str, directory: str, pattern: re.Pattern[str], known: Set[str]) ->
     for path in filter(_is_list, local_files(directory, pattern)):
         lists[path] = Path(directory, path).read_bytes()
         listed.update(_listed(path, lists[path].decode()))
-    # After the lists, as a checkpoint may be saved or deleted at any moment.
+    # Look for files after reading the lists, as checkpoints may be saved or deleted at any moment.
     files = []
     for path in local_files(directory, pattern):
         if not _is_list(path) and _stem(path) in (None, *listed):
@@ -118,7 +118,7 @@ def _is_list(path: str) -> bool:
 
 
 def _order(path: str) -> int:
-    """Return when a file is uploaded: first 0, settings; then 1, checkpoints; then 2, lists."""
+    """Return the rank of a file in the order of uploads: 0 settings, 1 checkpoints, 2 lists."""
     return 2 if _is_list(path) else int(_stem(path) is not None)
 
 
@@ -129,13 +129,13 @@ def _stem(path: str) -> str | None:
 
 
 def _listed(path: str, text: str) -> list[str]:
-    """Return the checkpoints in the list at `path` with this text, the latest last."""
+    """Return the paths of the checkpoints in the list at `path`, whose content is `text`."""
     directory = os.path.dirname(path)
     return [os.path.join(directory, name) for name in names.parse_checkpoint_file(text)]
 
 
 class Uploader:
-    """Thread that uploads the files of a directory as they change. Arguments: those of `sync`."""
+    """Thread that uploads the files of a directory as they change; for arguments see `sync`."""
 
     def __init__(self, url: str, directory: str, pattern: re.Pattern[str], known: Set[str]) -> None:
         self.url = url
@@ -152,7 +152,7 @@ class Uploader:
             self._try_to_sync()
 
     def _try_to_sync(self) -> None:
-        """Upload, and warn of the first of several errors; files may be deleted meanwhile."""
+        """Upload; warn of the first of several errors, but not of a file deleted meanwhile."""
         before, self.error = self.error, None
         try:
             sync(self.url, self.directory, self.pattern, self.known)

@@ -1,1 +1,1 @@
-"""A small world in which everything is known: its language model, its reward. Downloads nothing."""
+"""Tiny language model of made-up film reviews, and their exactly known reward; no downloads."""

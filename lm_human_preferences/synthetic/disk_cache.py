@@ -14,7 +14,7 @@ from lm_human_preferences import storage
 
 
 def directory(name: str, create: Callable[[str], None], depends_on: Iterable[ModuleType]) -> str:
-    """Return a cache directory that `create` fills once per source text; may raise StorageError."""
+    """Return a directory that `create` fills once per version of `depends_on`; or StorageError."""
     import filelock
 
     digest = hashlib.sha256()
