@@ -20,8 +20,8 @@ from lm_human_preferences.utils.core import TokenIds, default_device, digest_of,
 if TYPE_CHECKING:
     from lm_human_preferences.language.trained_models import TrainedModel
 
-# Responses behind one query are multiplied with all of each other before most of it is masked: of
-# 64 that costs far more than it saves.
+# Most responses to a query in one row: attention multiplies all of them with each other, then masks
+# most of the products, which for 64 responses costs far more than a shared query saves.
 MOST_IN_A_ROW = 8
 
 
@@ -34,7 +34,7 @@ class Policy:
     """Language model that samples responses to queries and analyses them.
 
     embed_queries: maps queries (batch, query_length) to contexts (batch, context_length).
-    is_end: see sample_sequence; None: full length. only_samples: the weights never change.
+    is_end: see sample_sequence; None: always full length. only_samples: the weights are frozen.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Policy:
         return self.model.own_parameters()
 
     def digest(self) -> str:
-        """Return the SHA-256 of the weights that it samples with."""
+        """Return the SHA-256 of the weights that affect sampling: all but the heads."""
         weights = {}
         for name, parameter in self.model.named_parameters():
             if not name.startswith(HEADS):
@@ -83,7 +83,7 @@ class Policy:
     def respond(
         self, queries: TokenIds, length: int, samples_per_query: int = 1
     ) -> dict[str, torch.Tensor]:
-        """Return responses, logprobs and values (batch, length); padding and 0 after the end.
+        """Sample 'responses', 'logprobs' and 'values' (batch, length); padding and 0 after the end.
 
         samples_per_query: number of neighbouring rows of `queries (batch, query_length)` that
         repeat one query, which is computed once.
@@ -105,7 +105,7 @@ class Policy:
         )
 
     def mask_of(self, responses: torch.Tensor) -> torch.Tensor | None:
-        """Return where `responses (batch, length)` are not padding; None if none can end early."""
+        """Return a mask of `responses (batch, length)`, False at padding; None if it needs none."""
         return None if self.is_end is None else responses != self.padding_token
 
     def analyze_responses_op(
@@ -117,11 +117,11 @@ class Policy:
     ) -> dict[str, torch.Tensor]:
         """Return differentiable logprobs, entropies and values (batch, length), 0 at padding.
 
-        samples_per_query: see respond. blocks: the result has the inputs of these blocks at the
-        position that predicts each token, 'states' (blocks, batch, length, n_embd).
+        samples_per_query: see respond. blocks: the result also has the inputs of these blocks
+        at the position that predicts each token: 'states' (blocks, batch, length, n_embd).
         """
         kept = BlockInputs(blocks)
-        # In host memory, where a layout is computed without waiting for a GPU.
+        # In host memory, so that the layout is computed without waiting for a GPU.
         responses = token_ids(responses)
         real = responses != self.padding_token
         longest = int(np.flatnonzero(real.numpy().any(0)).max()) + 1
@@ -168,9 +168,9 @@ class Policy:
         samples_per_query: int,
         kept: BlockInputs,
     ) -> torch.Tensor:
-        """Return the outputs (batch, length, n_embd) that predict each token.
+        """Return the network's outputs (batch, length, n_embd) before each token of a response.
 
-        responses: in host memory.
+        responses: (batch, length), in host memory.
         """
         contexts = self.embed_queries(token_ids(queries))
         together = responses_in_a_row(samples_per_query)

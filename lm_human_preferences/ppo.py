@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from lm_human_preferences.hparams.algorithm_options import PpoHParams
 
 # (queries (batch, query_length), responses (batch, response_length)) ->
-# (scores (batch,), the responses as they were scored, {'score': scores}), as in the original; those
-# of a head on hidden states also have 'score_std' (batch,): how unsure it is, penalty or not. With
-# `blocks`, it also takes the 'states' that the reference's analysis has of these.
+# (scores (batch,), the responses as they were scored, {'score': scores}), as in the original. A head
+# on hidden states also returns 'score_std' (batch,), the uncertainty of its score without a penalty,
+# and may take the 'states' of its `blocks`, which analyze_responses of the reference returns.
 ScoreFn = Callable[
     ...,
     tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]],
 ]
-PART = 'score/'  # prefix of a score's parts among statistics
+PART = 'score/'  # prefix of the names of a score's components among statistics
 
 
 @dataclass
@@ -38,13 +38,13 @@ class Rollout(TensorBatch):
     values: torch.Tensor  # (batch, response_length), estimates of the return before each token
     ref_logprobs: torch.Tensor  # (batch, response_length), log rho of the initial policy
     scores: torch.Tensor  # (batch,), the reward model's r(x, y)
-    scored_responses: torch.Tensor  # (batch, response_length), truncated
+    scored_responses: torch.Tensor  # (batch, response_length), token ids after truncation
     rewards: torch.Tensor | None = None  # (batch, response_length), see compute_rewards
     score_std: torch.Tensor | None = None  # (batch,), standard deviation of a head's scores
     # (batch, response_length), True up to the end of a response, after which logprobs, values and
     # rewards are 0; None if all tokens count
     mask: torch.Tensor | None = None
-    baselines: torch.Tensor | None = None  # (batch,), see leave_one_out; None: `values` are
+    baselines: torch.Tensor | None = None  # (batch,), see leave_one_out; None: use `values`
 
 
 @dataclass
@@ -101,10 +101,10 @@ def advantages_and_returns(
 
 
 def leave_one_out(rewards: torch.Tensor, samples_per_query: int) -> torch.Tensor | None:
-    """Return the mean return of the other responses to the same query: (batch,); None: no others.
+    """Return the mean return (batch,) of the other responses to the query; None without others.
 
-    rewards: (batch, response_length), neighbouring rows answer one query. Independent of a
-    response, it is a baseline without bias (Kool et al. 2019, Ahmadian et al. 2024).
+    rewards: (batch, response_length), neighbouring rows answer one query. As the mean does
+    not depend on the response, it is an unbiased baseline (Kool et al. 2019, Ahmadian et al. 2024).
     """
     if samples_per_query == 1:
         return None
@@ -114,7 +114,7 @@ def leave_one_out(rewards: torch.Tensor, samples_per_query: int) -> torch.Tensor
 
 
 def add_advantages(rollout: Rollout, options: PpoHParams) -> Minibatch:
-    """Return the minibatch of `rollout`; whitening and GAE are its own, as in the original.
+    """Return `rollout` as a Minibatch, with whitening and GAE inside it, as in the original.
 
     With a leave-one-out baseline, all tokens of a response have the same advantage.
     """
@@ -142,7 +142,7 @@ def add_advantages(rollout: Rollout, options: PpoHParams) -> Minibatch:
 
 
 def return_stats(minibatch: Minibatch) -> dict[str, torch.Tensor]:
-    """Return moments of the returns and old values of a whole minibatch: {name: scalar}."""
+    """Return {name: scalar}: mean and variance of a minibatch's returns and old values."""
     stats = {}
     for name, values in (('returns', minibatch.returns), ('val', minibatch.values)):
         values = those_in(values, minibatch.mask)
@@ -151,7 +151,7 @@ def return_stats(minibatch: Minibatch) -> dict[str, torch.Tensor]:
 
 
 def explained_variance(error: float, variance: float) -> float:
-    """Return the fraction of a variance that estimates with this error explain; 0 without any."""
+    """Return 1 - mean squared `error` / `variance`, the explained fraction; 0 for variance 0."""
     return 0.0 if variance == 0 else 1 - error / variance
 
 
@@ -189,7 +189,7 @@ def loss(
         return those_in(values, minibatch.mask).mean()
 
     advantages, returns = minibatch.advantages, minibatch.returns
-    # A leave-one-out baseline is not trained: this is only its error, without gradient.
+    # A leave-one-out baseline is not trained: the value loss is its error, without gradient.
     values = outputs['values'] if options.samples_per_query == 1 else minibatch.values
     values_clipped = values.clamp(
         minibatch.values - options.cliprange_value, minibatch.values + options.cliprange_value

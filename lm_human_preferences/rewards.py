@@ -22,7 +22,7 @@ from lm_human_preferences.utils.logging import log_as_original
 
 
 class ScoringModel(Protocol):
-    """Reward that a policy learns from."""
+    """Interface of a reward that a policy learns from."""
 
     encoder: Encoder
     padding_token: int
@@ -34,9 +34,9 @@ class ScoringModel(Protocol):
 
 @runtime_checkable
 class HasStats(Protocol):
-    """Reward with statistics besides the score: numbers (batch,) by name.
+    """Reward that also returns statistics, {name: (batch,)}.
 
-    blocks: those of the reference whose inputs it reads.
+    blocks: blocks of the reference policy whose inputs the reward reads.
     """
 
     blocks: Sequence[int]
@@ -49,7 +49,7 @@ class HasStats(Protocol):
 
 
 class Scorer(nn.Module):
-    """Scorer of a query with its response: gain * reward head at the last token + bias."""
+    """Scorer of responses to queries: gain * (reward head at the last token) + bias."""
 
     def __init__(self, model: Network, encoding: Encoding) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Scorer(nn.Module):
 
     def get_rewards_op(self, queries: TokenIds, responses: TokenIds) -> torch.Tensor:
         """Return differentiable rewards (batch[, n]) of `responses (batch[, n], length)`."""
-        # In host memory, where a layout is computed without waiting for a GPU.
+        # In host memory, so that the layout is computed without waiting for a GPU.
         queries, responses = token_ids(queries), token_ids(responses)
         several = responses.reshape(len(responses), -1, responses.shape[-1])
         h = self.model.last_hidden(queries, several, self.padding_token)
@@ -129,7 +129,7 @@ class RewardModel(Scorer):
     def set_reward_norm(
         self, *, old_mean: float, old_std: float, new_mean: float, new_std: float
     ) -> None:
-        """Map rewards from the old scale to the new one; ValueError unless reset and finite."""
+        """Map rewards from the old to the new scale; ValueError if not reset or not finite."""
         gain, bias = self.reward_gain.item(), self.reward_bias.item()
         if (gain, bias) != (1, 0):
             raise ValueError(f'set_reward_norm expects gain = 1 and bias = 0, not {gain}, {bias}')
@@ -154,7 +154,7 @@ def check_encoding(directory: str, name: str, encoding: Encoding) -> None:
 
 
 class TrainedRewardModel(Scorer):
-    """Frozen reward model of `train_reward`, or 'test'. base: model whose parameters it shares."""
+    """Frozen reward model of a run, or 'test': random. base: model to share parameters with."""
 
     def __init__(
         self,
@@ -216,19 +216,19 @@ class EnsembleReward:
 
 
 def networks_of(reward_model: ScoringModel | None) -> dict[str, Any]:
-    """Return {scope in checkpoints: network} of a policy's reward."""
+    """Return {scope in checkpoints: network} for the reward of a policy."""
     if not isinstance(reward_model, EnsembleReward):
         return {SCOPE: reward_model}
     return dict(zip(scopes_of(len(reward_model.members)), reward_model.members, strict=True))
 
 
 def scopes_of(members: int) -> tuple[str, ...]:
-    """Return the scopes in checkpoints of the models of an ensemble."""
+    """Return the scopes that an ensemble's models have in checkpoints, one per member."""
     return tuple(run_files.member_name(SCOPE, number) for number in range(members))
 
 
 def make_score_fn(task: lm_tasks.TaskHParams, reward_model: ScoringModel) -> ScoreFn:
-    """Return the function that scores responses, with the penalty for invalid ones: ScoreFn."""
+    """Return a ScoreFn that truncates and scores responses; invalid ones get the penalty."""
     encoder, padding_token = reward_model.encoder, reward_model.padding_token
     postprocess = lm_tasks.postprocess_fn_from_hparams(task, padding_token, encoder)
     is_valid = lm_tasks.filter_fn_from_hparams(task, encoder)

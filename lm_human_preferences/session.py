@@ -38,7 +38,7 @@ class Run:
     """Run of a training command, whose directory this process has locked.
 
     settings: settings of the whole command. experiment: name of the experiment, for the record.
-    place: directory of a new reward model. bases: base models that networks with adapters share.
+    place: directory for new reward models. bases: base models that networks with adapters share.
     """
 
     settings: Settings
@@ -48,7 +48,7 @@ class Run:
     bases: Bases = dataclasses.field(default_factory=Bases)
 
     def plan(self) -> Plan:
-        """Freeze the settings, the same on all ranks; return the plan that follows from them."""
+        """Freeze the settings, equal on all ranks; return the plan that follows from them."""
         pin(self.settings, self.comm)
         training = self.settings.reward_training
         if self.settings.policy is not None and training is not None:
@@ -58,7 +58,7 @@ class Run:
         return make_plan(self.settings)
 
     def check_start(self, plan: Plan) -> None:
-        """Check that the phases of `plan` can start, and print what starts on rank 0."""
+        """Check that the phases of `plan` can start; on rank 0, print what starts."""
         if self.comm.rank == 0:
             announce(*checks.notes(self.settings))
         checks.check_start(plan, self.comm)
@@ -71,7 +71,7 @@ class Run:
         log_in_summary(*checks.check_queries(plan, encoding.get_encoder()))
 
     def checkpointer(self, files: run_files.CommandFiles, max_to_keep: int) -> Checkpointer:
-        """Return the checkpointer of a network; it saves nothing if the run saves nothing."""
+        """Return the checkpointer of a network; with --save_dir None it saves nothing."""
         run = self.settings.run
         return Checkpointer(
             run.directory and storage.join(run.directory, files.unfinished),
@@ -82,7 +82,7 @@ class Run:
         )
 
     def prepare(self, phase: Training, checkpointer: Checkpointer) -> TrainedModel:
-        """Set this process up for a training, and seed it; return the initial model."""
+        """Configure this process for a training and seed it; return the initial model."""
         settings = phase.settings
         initial_model = lm_tasks.initial_model(settings.task.policy.initial_model)
         sizes = initial_model.sizes()
@@ -103,7 +103,7 @@ class Run:
             self.comm,
             keep_base=phase.run.keep_base,
         )
-        checkpointer.set_seed(settings.run.seed)  # the same whether a base was read now or before
+        checkpointer.set_seed(settings.run.seed)  # last, as reading a base may draw numbers
         return initial_model
 
     def restore(
@@ -136,8 +136,8 @@ class Run:
 def opened(settings: Settings, comm: Comm | None, experiment: str | None) -> Iterator[Run]:
     """Connect the ranks, and yield the run whose directory is locked within the block.
 
-    comm: ranks that are connected already. UserError for settings that suit neither the ranks nor
-    this machine.
+    comm: communication of ranks that are connected already. UserError for settings that do not
+    suit the ranks or this machine.
     """
     comm = comm or comms.init_comm(settings.run.allreduce, settings.run.allreduce_timeout)
     configure_console(settings.run.console)
@@ -160,10 +160,10 @@ def _saved_or_scratch(save_dir: str | None, comm: Comm) -> Iterator[str]:
 
 
 def pin(settings: Settings, comm: Comm) -> None:
-    """Have all ranks use the commits, seeds and number of reward models of rank 0."""
+    """Set the commits, seeds and number of reward models on all ranks to those of rank 0."""
 
     def pinned() -> dict[str, Any]:
-        """Return the pinned settings, once the model's small files are here."""
+        """Return the pinned settings; before that, fetch the initial model's small files."""
         found = pins(settings)
         if run_settings.INITIAL_MODEL in found:
             lm_tasks.initial_model(found[run_settings.INITIAL_MODEL]).fetch()
@@ -185,7 +185,7 @@ def pins(settings: Settings, *, ask: bool = True) -> dict[str, Any]:
 
 
 def agree_on_library(n_embd: int, checkpointer: Checkpointer, comm: Comm) -> Library:
-    """Return the library for products of all ranks, from a run's beginning to its end."""
+    """Return the matrix-product library that all ranks use throughout a run, resumed or not."""
     if default_device().type != 'cpu':
         return 'default'
     own = {'library': products.choose(n_embd), 'processor': str(processors.this_processor())}

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from lm_human_preferences.plan.phases import TrainPolicy
     from lm_human_preferences.ppo import Rollout
 
-TIMES = 10  # how often queries are answered in a run
-_TRIES = 20  # draws for each query, as a data set may have fewer different queries
+TIMES = 10  # number of times that a run answers each query
+_TRIES = 20  # draws per query before giving up: the data set may have fewer different queries
 
 
 def fixed_queries(
@@ -43,7 +43,7 @@ def fixed_queries(
 
 
 def hooks(trainer: PPOTrainer, phase: TrainPolicy, seed: int | None, reader: Encoder) -> list[Hook]:
-    """Return the hook that keeps samples, on rank 0; none if nothing is saved."""
+    """Return a list with the hook that saves samples; empty unless on rank 0 and saving."""
     run, task = phase.run, phase.settings.task
     if trainer.comm.rank != 0 or run.directory is None:
         return []
@@ -64,7 +64,7 @@ class TrackedSamples(Hook):
     seed: int | None
     reader: Encoder
     queries: torch.Tensor
-    interval: int  # steps
+    interval: int  # steps between two samples
     has_ends: bool  # whether a response can end before its last token
 
     def __enter__(self) -> TrackedSamples:
@@ -88,7 +88,7 @@ class TrackedSamples(Hook):
         try:
             with random_stream(self.seed, 'samples', step):
                 rollout = self.trainer.generate(self.queries)
-        except UserError as e:  # of a reward, which may work again when the training needs it
+        except UserError as e:  # from a reward, which may work again at the next step
             announce(f'WARNING: {self.path} has no samples of step {step}: {e}')
             return
         lines = []
@@ -131,7 +131,7 @@ class TrackedSamples(Hook):
 
 
 def _lines_before(text: str, step: int) -> list[str]:
-    """Return the lines about earlier steps, up to the first that cannot be read."""
+    """Return the lines of steps before `step`, up to the first line that cannot be parsed."""
     kept = []
     for line in io.StringIO(text):  # str.splitlines would also cut at characters in the samples
         try:

@@ -63,7 +63,7 @@ def build_trainer(phase: TrainPolicy, initial_model: TrainedModel, comm: Comm) -
 
 
 def learning_settings(settings: HParams, encoder: Encoder, comm: Comm) -> dict[str, Any]:
-    """Return the arguments of a PPOTrainer that say how it learns, and from which responses."""
+    """Return the arguments of PPOTrainer that follow from the settings alone: {name: value}."""
     task, run = settings.task, settings.run
     responses = Responses(
         task.response_length,
@@ -81,7 +81,7 @@ def learning_settings(settings: HParams, encoder: Encoder, comm: Comm) -> dict[s
 
 
 def train(hparams: HParams, comm: Comm | None = None, experiment: str | None = None) -> None:
-    """Train a policy in SAVE_DIR/policy: `./launch.py train_policy`. experiment: to be recorded."""
+    """Train a policy in SAVE_DIR/policy: `./launch.py train_policy`. experiment: recorded name."""
     with (
         session.opened(hparams, comm, experiment) as run,
         memory.explain_oom('--ppo.micro_batch_size'),
@@ -93,7 +93,7 @@ def train(hparams: HParams, comm: Comm | None = None, experiment: str | None = N
                 # Settings, which do not change from here on
                 plan = run.plan()
                 assert plan.policy is not None
-                # Check the policy's needs, too, before its reward model trains for hours.
+                # Check the policy's phase, too, before a reward model trains for hours.
                 run.check_start(plan)
                 if plan.rewards:
                     _train_rewards(run, plan)
@@ -126,7 +126,7 @@ def _evaluate(hparams: HParams, *, has_trained: bool) -> None:
     try:
         is_evaluated = os.path.exists(os.path.join(str(run.directory), run_files.RESULTS))
         if run.is_evaluated and (has_trained or not is_evaluated):
-            from lm_human_preferences.evaluation import evaluate  # a room that others do without
+            from lm_human_preferences.evaluation import evaluate  # imported only if needed
 
             rewards = {'function': hparams.rewards.function}
             evaluate.evaluate(str(run.save_dir), directory=run.directory, rewards=rewards)
@@ -151,7 +151,7 @@ def _warn_of_lost_steps(hparams: HParams) -> None:
 
 def _train_rewards(run: session.Run, plan: Plan) -> None:
     """Train the unfinished reward models of a policy's run."""
-    from lm_human_preferences import train_reward  # it imports rooms about labels
+    from lm_human_preferences import train_reward  # imported only if needed
 
     console.dump(plan.rewards[0].settings)
     left = train_reward.unfinished(plan, run.comm)
@@ -161,7 +161,7 @@ def _train_rewards(run: session.Run, plan: Plan) -> None:
 
 
 def hooks(trainer: PPOTrainer, phase: TrainPolicy, checkpointer: Checkpointer) -> list[Hook]:
-    """Return the hooks of a policy's training; rooms that only some runs need are imported here."""
+    """Return the hooks of a policy's training; packages that few runs need are imported here."""
     reader = tokenisers.for_people(trainer.policy.encoder, phase.settings.task.chat)
     found: list[Hook] = []
     if phase.retraining is not None:

@@ -57,7 +57,7 @@ def unfinished(plan: Plan, comm: Comm) -> list[TrainReward]:
     """Return the unfinished trainings of reward models; announce the finished ones."""
     left = []
     for phase in plan.rewards:
-        # Other hosts may not see what rank 0 sees.
+        # Rank 0 decides, because other hosts may not see its files.
         if not phase.run.resume or not comm.all_gather_object(phase.is_finished())[0]:
             left.append(phase)
         elif comm.rank == 0:
@@ -73,7 +73,7 @@ def train_models(run: session.Run, left: Sequence[TrainReward]) -> Prediction | 
     held-out labels.
     """
     if isinstance(left[0], FitHead):
-        from lm_human_preferences.trainers import head_training  # rooms that others do without
+        from lm_human_preferences.trainers import head_training  # imported only if needed
 
         return head_training.train(run, left[0])
     comm, labels = run.comm, TrainingLabels(left[0], run.comm)
@@ -172,7 +172,7 @@ def trainer_of(
 
 
 def logger_of(phase: TrainReward, comm: Comm) -> Logger:
-    """Return the log of a reward model's training."""
+    """Return the logger of a reward model's training."""
     run = phase.settings.run
     return Logger(
         run.directory,
@@ -187,7 +187,7 @@ def _measure_mean(
     phase: TrainReward, held_out: dict[str, torch.Tensor] | None, step: int, comm: Comm
 ) -> Prediction:
     """Log and return the accuracy of an ensemble's mean, on rank 0."""
-    from lm_human_preferences.reward_sources import loading  # it imports all kinds of rewards
+    from lm_human_preferences.reward_sources import loading  # it imports all rewards
 
     settings, directory = phase.settings, phase.settings.run.directory
     assert directory is not None and held_out is not None

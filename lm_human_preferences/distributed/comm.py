@@ -1,4 +1,4 @@
-"""Communication between ranks: `Comm` is for one process, torch_comm.py for several."""
+"""Communication between ranks: `Comm` serves one process, torch_comm.py several."""
 
 import functools
 import importlib
@@ -15,13 +15,13 @@ from lm_human_preferences.machine import process
 
 T = TypeVar('T')
 
-MEETING_SECONDS = 1  # between two meetings of ranks while rank 0 works alone
+MEETING_SECONDS = 1  # interval of the ranks' messages while rank 0 works alone
 
 
 class Comm:
-    """Communication of this process with the other ranks: here there are none.
+    """Communication of a process that is the only rank; base class for several ranks.
 
-    All ranks call its methods in the same order.
+    All ranks must call the methods in the same order.
     """
 
     name = 'nothing'  # the engine that averages gradients, as the console names it
@@ -34,7 +34,7 @@ class Comm:
         """Overwrite `tensors` on all ranks with those of rank 0."""
 
     def average_gradients(self, parameters: Iterable[torch.Tensor]) -> Gradients:
-        """Return the `Gradients` that average those of `parameters`."""
+        """Return the object that averages the gradients of `parameters` over ranks."""
         return Gradients(parameters)
 
     def all_gather_object(self, value: T) -> list[T]:
@@ -42,14 +42,14 @@ class Comm:
         return [value]
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called this."""
         self.all_gather_object(None)
 
     def close(self) -> None:
         """End the communication: after this, one rank may end before the others."""
 
     def all_reduce_mean(self, stats: Mapping[str, float], weight: float = 1.0) -> dict[str, float]:
-        """Return the mean over ranks of each number; with weight 0 `stats` may be empty."""
+        """Return {name: weighted mean over ranks}; `stats` may be empty on ranks of weight 0."""
         everything = self.all_gather_object((dict(stats), weight))
         counting = [(each, weight) for each, weight in everything if weight > 0]
         total = sum(weight for _, weight in counting)
@@ -59,9 +59,9 @@ class Comm:
         return means
 
     def on_rank_0(self, work: Callable[[], T]) -> T:
-        """Return on all ranks what `work` returns on rank 0, however long that takes.
+        """Run `work` on rank 0, however long it takes; return its result on all ranks.
 
-        The ranks meet every second meanwhile, as they wait for each other for a limited time.
+        Meanwhile the ranks exchange a message every second, as they wait only a limited time.
         """
         if self.size == 1:
             return work()
@@ -72,7 +72,7 @@ class Comm:
                 return result
         is_done = threading.Event()
         with ThreadPoolExecutor(1) as thread:
-            # If it loses a rank, so does the message after it.
+            # If a rank is lost in the thread, the message below fails, too.
             thread.submit(self._meet_until, is_done)
             try:
                 result = work()
@@ -95,6 +95,6 @@ def init_comm(allreduce: str = 'auto', seconds: int = ALLREDUCE_TIMEOUT) -> Comm
     if launch_methods.current().size == 1:
         process.limit_alone()
         return Comm()
-    # Only several ranks need torch.distributed. Imported by name, as that module imports this one.
+    # Imported here, as one rank does not need it, and by name, as it imports this module.
     torch_comm = importlib.import_module('lm_human_preferences.distributed.torch_comm')
     return torch_comm.TorchComm(allreduce, seconds)

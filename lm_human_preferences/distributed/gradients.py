@@ -26,7 +26,7 @@ class Gradients:
         """Announce the last backward pass of an update: averaging may overlap with it."""
 
     def synchronize(self) -> None:
-        """Return when every gradient is the mean over ranks."""
+        """Wait until every gradient is its mean over ranks."""
 
 
 class OverlappedGradients(Gradients):
@@ -46,11 +46,11 @@ class OverlappedGradients(Gradients):
         self.size = size
         self.begin_sum = begin_sum
         self.buckets: list[torch.Tensor] = []  # each is a vector
-        # {parameter: number of its bucket, and the view of its own part}
+        # {parameter: (index of its bucket, view of its values in the bucket)}
         self.bucket_views: dict[torch.Tensor, tuple[int, torch.Tensor]] = {}
         # How many gradients each bucket still waits for; None before the last backward pass.
         self.pending: list[int] | None = None
-        self.waits: list[Callable[[], object]] = []  # for the buckets sent, the first ones
+        self.waits: list[Callable[[], object]] = []  # one for each bucket sent so far, in order
         reverse = self.parameters[::-1]
         for _, alike in itertools.groupby(reverse, lambda each: (each.dtype, each.device)):
             members: list[torch.Tensor] = []
@@ -63,8 +63,8 @@ class OverlappedGradients(Gradients):
                 self._add_bucket(members)
 
     def _add_bucket(self, members: list[torch.Tensor]) -> None:
-        # A weak reference: parameters whose hooks held this object, which holds the parameters,
-        # would never be freed.
+        # A weak reference, since this object holds the parameters: if their hooks held it in turn,
+        # none of them would ever be freed.
         on_gradient: Any = weakref.WeakMethod(self._on_gradient)
         sizes = [parameter.numel() for parameter in members]
         bucket = torch.zeros(sum(sizes), dtype=members[0].dtype, device=members[0].device)
@@ -79,7 +79,7 @@ class OverlappedGradients(Gradients):
             self.pending[bucket] += 1
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
-        """Fill the parameter's bucket in the last backward pass, and send those that are full."""
+        """Copy a gradient into its bucket in the last backward pass, and send full buckets."""
         if not self.pending:
             return
         self._fill(parameter)
@@ -100,7 +100,7 @@ class OverlappedGradients(Gradients):
         self.waits.append(self.begin_sum(self.buckets[len(self.waits)]))
 
     def synchronize(self) -> None:
-        """Send what the last backward pass did not fill, and wait until all is averaged."""
+        """Send the buckets that the last backward pass did not fill, and wait for all means."""
         for parameter, (_, view) in self.bucket_views.items():
             if parameter.grad is not view:
                 self._fill(parameter)

@@ -1,4 +1,4 @@
-"""Horovod over MPI, by which the original averaged; its build is read before it is loaded."""
+"""Averaging by Horovod over MPI, as in the original; its build is checked before loading."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POLL_SECONDS = 0.001  # as in Horovod
 
 
 class Horovod:
-    """Sums by Horovod, which uses NCCL for tensors on GPUs."""
+    """Sums over ranks by Horovod, which uses NCCL for tensors on GPUs."""
 
     def __init__(self, seconds: int) -> None:
         """seconds: how long a sum may take."""
@@ -32,7 +32,7 @@ class Horovod:
         self.hvd: Any = horovod.torch
         os.environ.setdefault('HOROVOD_FUSION_THRESHOLD', '0')  # tensors come in large buckets
         if not torch.cuda.is_available():
-            # Horovod's thread would wake up each millisecond, on a processor that computes.
+            # By default Horovod's thread wakes up each millisecond and slows the computation.
             os.environ.setdefault('HOROVOD_CYCLE_TIME', '10')
         self.hvd.init()
 
@@ -52,12 +52,12 @@ class Horovod:
         self.hvd.synchronize(handle)
 
     def close(self) -> None:
-        """End its thread, which uses MPI."""
+        """End Horovod's thread, which uses MPI."""
         self.hvd.shutdown()
 
 
 def is_chosen(allreduce: str, family: Family | None) -> bool:
-    """Return whether ranks that speak this MPI average by Horovod; UserError if they cannot."""
+    """Return whether ranks under this MPI average by Horovod; UserError if they must but cannot."""
     reason = 'torch is chosen' if allreduce == 'torch' else why_not(family)
     if reason and allreduce == 'horovod':
         raise UserError(
@@ -68,13 +68,13 @@ def is_chosen(allreduce: str, family: Family | None) -> bool:
 
 
 def why_not(family: Family | None) -> str:
-    """Return why ranks that speak this MPI cannot average by Horovod; '' if they can."""
+    """Return why ranks under this MPI cannot average by Horovod; '' if they can."""
     import torch
 
     built = mpi_of_build()
     if built is None:
         return 'Horovod is not installed, or was built without MPI'
-    if built is not family:  # it would crash
+    if built is not family:  # Horovod would crash
         speaker = family.name if family else 'no MPI'
         return f'Horovod was built against {built.name}, and the ranks speak {speaker}'
     try:
@@ -96,7 +96,7 @@ def mpi_of_build() -> Family | None:
 
 
 def linked_family(path: Path) -> Family | None:
-    """Return the MPI that a library is linked against; None for none."""
+    """Return the MPI that a library is linked against; None if there is none."""
     # Debian names MPICH's library libmpich.so.12.
     found = re.search(rb'\0(libmpi(?:ch)?\.so[.\d]*)\0', path.read_bytes())
     if found is None:

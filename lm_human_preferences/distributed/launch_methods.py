@@ -1,15 +1,15 @@
-"""How this process was started, by the variables that launchers of docs/clusters.md set."""
+"""Launch of this process, found from variables that launchers set (docs/clusters.md)."""
 
 import os
 import re
 from typing import NamedTuple
 
-# Ports for jobs of Slurm: above those of services, below those that hosts give to outgoing
+# Ports for Slurm jobs: above the ports of services, below those that hosts use for outgoing
 # connections.
 _FIRST_PORT = 10240
 _PORT_COUNT = 20480
-# What torch.distributed calls env://. torchrun sets them, and so do Azure ML and Kubernetes'
-# operators without torchrun.
+# Variables that torch.distributed reads by env://. torchrun sets them, and so do Azure ML and
+# operators of Kubernetes without torchrun.
 _TORCH_VARIABLES = ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
 
 
@@ -25,21 +25,21 @@ OPEN_MPI = Family('Open MPI', 'libmpi.so.40')
 
 
 class Launch(NamedTuple):
-    """How this process was started: as one of `size` ranks, or alone."""
+    """Launch of this process, as one of `size` ranks or alone."""
 
     launcher: str = 'none'
     size: int = 1
     rank: int = 0  # from 0
-    family: Family | None = MPICH  # MPI by which its ranks meet, or would; None: without MPI
+    family: Family | None = MPICH  # MPI by which ranks meet; None: they meet without MPI
 
     @property
     def decides_size(self) -> bool:
-        """Return whether the launcher has decided how many ranks there are, even if one."""
+        """Return whether the launcher has set the number of ranks, even if it is 1."""
         return self.size > 1 or self.launcher == 'torchrun'
 
     @property
     def was_restarted(self) -> bool:
-        """Return whether torchrun or Slurm started this job again, which had failed or waited."""
+        """Return whether torchrun or Slurm restarted this job after it failed or was requeued."""
         return _number('TORCHELASTIC_RESTART_COUNT') > 0 or _number('SLURM_RESTART_COUNT') > 0
 
     @property
@@ -50,7 +50,7 @@ class Launch(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """Address of the store. job: prefix of the keys of this attempt at the job."""
+    """Address of the store where ranks meet. job: prefix of its keys, new at each restart."""
 
     address: str
     port: int
@@ -58,7 +58,7 @@ class Endpoint(NamedTuple):
 
 
 def current() -> Launch:
-    """Return the launch by the environment; several launchers may have had a part in it."""
+    """Return how this process was launched; a launcher may have been started by another."""
     is_torch = all(os.environ.get(name) for name in _TORCH_VARIABLES)
     by_torch = Launch('torchrun', _number('WORLD_SIZE'), _number('RANK'), family=None)
     # torchrun may itself be started by mpiexec or srun, once on each host.
@@ -78,7 +78,7 @@ def current() -> Launch:
 
 
 def endpoint() -> Endpoint:
-    """Return where ranks without MPI meet: under srun at a port that no other step has."""
+    """Return where ranks without MPI meet; under srun the port depends on job and step."""
     address, port = os.environ.get('MASTER_ADDR', ''), _number('MASTER_PORT')
     if current().launcher != 'srun':
         run = os.environ.get('TORCHELASTIC_RUN_ID', 'job')
@@ -92,13 +92,13 @@ def endpoint() -> Endpoint:
 
 
 def first_host(hosts: str) -> str:
-    """Return the first name of Slurm's list: 'node07' of 'node[07-12,30],login'."""
+    """Return the first host of Slurm's list, such as 'node07' of 'node[07-12,30],login'."""
     first = re.findall(r'(?:\[[^\]]*\]|[^,\[])+', hosts)[0]
     return re.sub(r'\[([^,\]-]*)[^\]]*\]', r'\1', first)
 
 
 def _number(*variables: str) -> int:
-    """Return the first of these environment variables that is a number; 0 if none is."""
+    """Return the value of the first environment variable that is a whole number, else 0."""
     for name in variables:
         value = os.environ.get(name, '')
         if value.isdecimal():

@@ -1,4 +1,4 @@
-"""Meeting of ranks at a store: by which MPI and network, and which rank reports an error."""
+"""Meeting of ranks at a store of torch.distributed; MPI, network, and who reports an error."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 LOOPBACK = '127.0.0.1'
-CONNECT_SECONDS = 5  # to one address of the first host
-STORE_SECONDS = 2  # in which a store answers, unless its rank is stopped
+CONNECT_SECONDS = 5  # timeout of a connection to an address of the first host
+STORE_SECONDS = 2  # a store that takes longer to answer has a stopped rank
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
-_store: Store | None = None  # at which this rank meets the others
+_store: Store | None = None  # the store where this rank has met the others
 
 
 class RankLost(Exception):
-    """Error: another rank is gone, is stopped, or has not come in time."""
+    """Another rank has ended, is stopped, or did not come in time."""
 
 
 class AllStopped(KeyboardInterrupt):
-    """A signal has ended the job on all ranks, which have met since."""
+    """Interruption of the job on all ranks by a signal, raised after they have met."""
 
 
 def meet(seconds: int) -> Store:
-    """Return the store that all ranks have reached; an error of torch after `seconds`."""
+    """Return the store once all ranks have reached it; torch raises an error after `seconds`."""
     global _store
     launch = launch_methods.current()
     listener = None
@@ -59,13 +59,13 @@ def meet(seconds: int) -> Store:
 
 
 def is_reporter(*, is_lost: bool) -> bool:
-    """Return whether this rank reports its error: one rank does, for all.
+    """Return whether this rank is the one that reports its error.
 
-    is_lost: the error is that another rank is lost.
+    is_lost: whether the error is that another rank is lost.
     """
     launch = launch_methods.current()
     if _store is None:
-        return launch.is_first_on_host  # before ranks meet, they have the same error
+        return launch.is_first_on_host  # before ranks meet, all have the same error
     own = str(launch.rank)
     first = ThreadPoolExecutor(1).submit(_store.compare_set, 'failed', '', own)
     try:
@@ -77,7 +77,7 @@ def is_reporter(*, is_lost: bool) -> bool:
 
 
 def _meet_over_mpi(launch: Launch, family: Family) -> tuple[Endpoint, socket.socket | None]:
-    """Return the store's address, which MPI brings from rank 0, and on rank 0 its listener."""
+    """Broadcast the store's address by MPI; return it, and rank 0's listening socket."""
     mpi = load_mpi(family)
     _unlink_shared_memory()
     world = mpi.COMM_WORLD
@@ -94,16 +94,16 @@ def _meet_over_mpi(launch: Launch, family: Family) -> tuple[Endpoint, socket.soc
         # The prefix of the keys is a secret, as other users of these hosts may reach the store.
         found = secrets.token_hex(16), listener.getsockname()[1], list(interfaces())
         message[:] = json.dumps(found).encode().ljust(len(message))
-    world.Bcast(message)  # no object, which would be a pickle
+    world.Bcast(message)  # as bytes: mpi4py would pickle an object
     job, port, addresses = json.loads(message)
     return Endpoint(reachable(addresses, port), port, job), listener
 
 
 def load_mpi(family: Family) -> ModuleType:
-    """Return the module mpi4py.MPI by a library of `family`, unless the user has named another.
+    """Return mpi4py.MPI with a library of `family`, unless the user has named another.
 
-    By itself, mpi4py takes the first library that it finds. A rank with one of another family takes
-    itself for a world of one, or is ended by MPI.
+    By default mpi4py loads the first library that it finds. If the library is of another family, a
+    rank sees a world of one rank, or MPI ends the rank.
     """
     os.environ.setdefault('MPI4PY_LIBMPI', os.pathsep.join(_libraries(family.soname)))
     try:
@@ -118,9 +118,9 @@ def load_mpi(family: Family) -> ModuleType:
 
 
 def _libraries(soname: str) -> list[str]:
-    """Return where the library may be: beside the launcher, in this environment, elsewhere."""
+    """Return paths where the library may be: beside the launcher, in this environment, any."""
     prefixes = [Path(sys.prefix)]
-    with contextlib.suppress(OSError):  # the launcher belongs to somebody else
+    with contextlib.suppress(OSError):  # another user owns the launcher
         prefixes.insert(0, Path(os.readlink(f'/proc/{os.getppid()}/exe')).parents[1])
     folders = ('lib', 'lib64', f'lib/{sysconfig.get_config_var("MULTIARCH")}')
     paths = [prefix / folder / soname for prefix in prefixes for folder in folders]
@@ -128,14 +128,14 @@ def _libraries(soname: str) -> list[str]:
 
 
 def _unlink_shared_memory() -> None:
-    """Unlink MPICH's shared memory, which all ranks have open: killed ranks leave none behind."""
+    """Unlink MPICH's shared memory, open in all ranks, so that killed ranks leave none behind."""
     maps = Path('/proc/self/maps').read_text()
     for path in set(re.findall(r'/dev/shm/mpich_\S+$', maps, re.MULTILINE)):
         Path(path).unlink(missing_ok=True)
 
 
 def leave_mpi() -> None:
-    """End the use of MPI, if it is in use."""
+    """Finalise MPI if this process has loaded it."""
     mpi = sys.modules.get('mpi4py.MPI')
     if mpi is not None:
         mpi.Finalize()
@@ -154,7 +154,7 @@ def listen(place: Endpoint) -> socket.socket:
 
 
 def open_store(place: Endpoint, listener: socket.socket | None, seconds: int) -> Store:
-    """Connect to the store, which this process keeps if it has the `listener`; or RankLost."""
+    """Connect to the store, which this process serves if it has the `listener`; or RankLost."""
     import torch.distributed
 
     dist: Any = torch.distributed
@@ -173,12 +173,12 @@ def open_store(place: Endpoint, listener: socket.socket | None, seconds: int) ->
 
 
 def choose_interface(store: Store, place: Endpoint, launch: Launch) -> None:
-    """Wait for all ranks, and let Gloo use the interface to the others."""
+    """Wait for all ranks, and make Gloo use the network interface that reaches them."""
     here, own = interfaces(), _address_towards(place.address)
     store.set(f'address of rank {launch.rank}', own)
     for rank in range(launch.size):
         address = store.get(f'address of rank {rank}').decode()
-        if address not in here:  # the first host does not learn its way from its own name
+        if address not in here:  # the first host learns no route from its own address
             own = _address_towards(address)
             break
     if own in here:
@@ -186,15 +186,15 @@ def choose_interface(store: Store, place: Endpoint, launch: Launch) -> None:
 
 
 def _address_towards(address: str) -> str:
-    """Return the IPv4 address of this host on the way to another; '' if there is no way."""
+    """Return this host's own IPv4 address on the route to `address`; '' if there is no route."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 1))  # which sends nothing
+        probe.connect((address, 1))  # UDP: this sends nothing
         return probe.getsockname()[0]
     return ''
 
 
 def interfaces() -> dict[str, str]:
-    """Return this host's interfaces that have an IPv4 address: {address: name}."""
+    """Return {IPv4 address: interface name} of this host."""
     names = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -205,9 +205,9 @@ def interfaces() -> dict[str, str]:
 
 
 def reachable(addresses: Sequence[str], port: int) -> str:
-    """Return the first of the first host's `addresses` that answers; UserError if none does."""
+    """Return the first of the first host's `addresses` that accepts a connection, or UserError."""
     own = interfaces()
-    # What another host has, too, such as a container bridge's address, leads nowhere.
+    # An address that this host has, too, such as a container bridge's, does not reach another.
     foreign = [address for address in addresses if address not in own]
     for address in foreign or addresses:
         with (

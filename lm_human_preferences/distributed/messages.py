@@ -1,4 +1,4 @@
-"""Small objects between ranks: JSON, as a pickle could run code, with tensors as safetensors."""
+"""Encoding of small objects between ranks: JSON with safetensors, as pickles could run code."""
 
 import base64
 import json
@@ -8,7 +8,7 @@ import numpy as np
 import safetensors.torch
 import torch
 
-# Keys of the objects that stand for tensors and for arrays of numpy; no other object has them.
+# Keys of the JSON objects that stand for tensors and numpy arrays; no other object has them.
 _TENSOR, _ARRAY = '\0tensor', '\0array'
 
 
@@ -18,7 +18,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(message: bytes) -> Any:
-    """Return what `encode` got, to the bit: tuples as lists, tensors on the CPU."""
+    """Return the value that was encoded, exactly, but tuples as lists and tensors on the CPU."""
     return json.loads(message, object_hook=_decode_numbers)
 
 

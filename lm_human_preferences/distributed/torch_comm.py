@@ -20,20 +20,20 @@ from lm_human_preferences.distributed.gradients import Gradients, OverlappedGrad
 from lm_human_preferences.distributed.meeting import RankLost
 from lm_human_preferences.machine import process
 
-STACKS_SECONDS = 5
+STACKS_SECONDS = 5  # from the timeout of an error to a print of the stacks
 
 
 class TorchComm(Comm):
     """Several ranks that have met at a store, with a process group of torch.distributed."""
 
     def __init__(self, allreduce: str, seconds: int) -> None:
-        """allreduce: what sums gradients. seconds: how long ranks wait for each other."""
+        """allreduce: one of ENGINES. seconds: how long ranks wait for each other."""
         self.dist = torch.distributed
         launch = launch_methods.current()
         self.rank, self.size = launch.rank, launch.size
         timeout = datetime.timedelta(seconds=seconds)
-        # MPI_Init waits for ever, and so does a store that another program answers for. Errors come
-        # earlier than the stacks, and rank 0 is the first to print its own.
+        # MPI_Init may wait for ever, and so may a store if another program answers at its address.
+        # Then each rank prints its stacks, later than any error, and rank 0 first.
         later = seconds + STACKS_SECONDS * (2 if self.rank else 1)
         faulthandler.dump_traceback_later(later, exit=True, file=sys.__stderr__ or sys.stderr)
         group = {'rank': self.rank, 'world_size': self.size, 'timeout': timeout}
@@ -54,7 +54,7 @@ class TorchComm(Comm):
             self.name = 'torch (nccl)'
 
     def _share_host(self) -> None:
-        """Take a GPU of this host; where no rank sees one, a share of the processors."""
+        """Choose this rank's GPU, or its number of threads if no rank of the host sees a GPU."""
         devices = range(torch.cuda.device_count())
         gpus = [str(torch.cuda.get_device_properties(each).uuid) for each in devices]
         # Containers of one host have its boot id, but processors and memory of their own.
@@ -91,7 +91,7 @@ class TorchComm(Comm):
             tensor.detach().copy_(host)
 
     def all_gather_object(self, value: T) -> list[T]:
-        """Return the `value` of every rank; see `messages` for its types."""
+        """Return the `value` of every rank; see `messages` for possible types."""
         message = bytearray(messages.encode(value))
         lengths = self._all_gather(torch.tensor([len(message)]))
         padded = message.ljust(int(max(lengths)))  # JSON may end in spaces
@@ -121,9 +121,9 @@ def noticing_lost_ranks() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # Errors of Gloo have no class of their own; others in a process group have one.
+        # Gloo raises plain RuntimeErrors; the process group's other errors are DistErrors.
         if not isinstance(error, torch.distributed.DistError) and type(error) is not RuntimeError:
             raise
-        # Without its place in Gloo's source, and advice.
+        # Leave out the place in Gloo's source, and Gloo's advice.
         reason = re.sub(r'^\[\S+\] |\.( This is typically .*)?$', '', str(error).splitlines()[0])
         raise RankLost(f'{reason}; see --run.allreduce_timeout') from error

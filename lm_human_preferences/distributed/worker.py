@@ -1,4 +1,4 @@
-"""Process of a rank: it ends with its launcher, and reports an error once for all ranks."""
+"""Process of a rank: it ends with its launcher, and one rank reports an error for all."""
 
 import ctypes
 import faulthandler
@@ -18,14 +18,14 @@ from lm_human_preferences.utils import stop_signals, streams
 from lm_human_preferences.utils.terminal import error_line
 
 _PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent has ended
-PRINT_SECONDS = 0.5  # for the launcher to pass on what a rank has printed, before it ends all
-REPORT_SECONDS = 3  # for the report of another rank, which may read files of the run first
+PRINT_SECONDS = 0.5  # for the launcher to pass on a rank's output before it ends all
+REPORT_SECONDS = 3  # for another rank to report, which may take a look at the run's files
 
 _clean_ups: list[Callable[[], object]] = []
 
 
 def become_rank() -> None:
-    """Let a rank end with its launcher, and only rank 0 print, line by line."""
+    """Make this rank end with its launcher; rank 0 prints line by line, others nothing."""
     launch = launch_methods.current()
     if not launch.decides_size:
         return
@@ -50,10 +50,10 @@ def run_job(
 ) -> NoReturn:
     """Do a job on this rank, and end the process.
 
-    load: imports the job. at_stop: called on rank 0 when a signal has ended the job.
+    load: imports and returns the job. at_stop: called on rank 0 after a signal ended the job.
     """
     environment.prepare(launch_methods.current().launcher)
-    faulthandler.enable(streams.STDERR)  # a crash shows where it happened, as an exception does
+    faulthandler.enable(streams.STDERR)  # print stacks at a crash
     streams.mute_notes(False)
     status = 0
     try:
@@ -65,7 +65,7 @@ def run_job(
             from lm_human_preferences.distributed import comm  # now that torch is loaded
 
             run = getattr(arguments.get('hparams'), 'run', None)
-            if run is None:  # no training: it averages nothing
+            if run is None:  # no training, so no gradients to average
                 ranks = comm.init_comm('torch')
             else:
                 ranks = comm.init_comm(run.allreduce, run.allreduce_timeout)
@@ -85,9 +85,9 @@ def run_job(
 
 
 def _end_all_ranks(error: BaseException, at_stop: Callable[[], None]) -> NoReturn:
-    """Report `error` to the user, once for all ranks, and end this one: its launcher ends all."""
+    """Report `error` unless another rank does, and end this rank; its launcher ends the others."""
     for number in (signal.SIGINT, *stop_signals.TO_STOP):
-        signal.signal(number, signal.SIG_IGN)  # this rank ends with its own status
+        signal.signal(number, signal.SIG_IGN)  # so that this rank ends with its own status
     rank = launch_methods.current().rank
     if isinstance(error, KeyboardInterrupt):
         status, text = 130, ''
@@ -106,16 +106,16 @@ def _end_all_ranks(error: BaseException, at_stop: Callable[[], None]) -> NoRetur
         is_reporter = meeting.is_reporter(is_lost=is_lost)
     if is_reporter and text:
         print(text, file=sys.__stderr__, flush=True)
-    # The first rank that ends ends all: the others wait for it, and keep the store until then.
+    # The launcher ends all ranks after the first: the others wait, to keep the store until then.
     time.sleep(PRINT_SECONDS if is_reporter else REPORT_SECONDS)
     _exit(status)
 
 
 def _exit(status: int) -> NoReturn:
-    """End this process at once, and the processes that a reward function has left.
+    """End this process at once, and child processes that a reward function has left.
 
-    Python's own end aborts now and then beside the threads of Gloo and MPI; children would keep the
-    launcher's pipes open, which waits for them.
+    Python's normal exit sometimes aborts because of Gloo's and MPI's threads. Children would keep
+    the launcher waiting for its pipes to close.
     """
     for child in multiprocessing.active_children():
         child.terminate()
@@ -125,5 +125,5 @@ def _exit(status: int) -> NoReturn:
 
 
 def before_exit(clean_up: Callable[[], object]) -> None:
-    """Call `clean_up` when this rank ends, where Python's own end is left out."""
+    """Register `clean_up` to be called when this rank ends, as `_exit` skips atexit."""
     _clean_ups.append(clean_up)

@@ -1,1 +1,1 @@
-"""Processors of this machine, and settings for them, without networks or runs."""
+"""Hardware of this machine and settings of this process for it; knows no networks or runs."""

@@ -1,4 +1,4 @@
-"""This process: its CPU threads and GPU, the memory that the C library keeps, its hardware."""
+"""CPU threads, GPU and hardware of this process, and the freed memory that its C library keeps."""
 
 import ctypes
 import os
@@ -21,7 +21,7 @@ def limit_alone() -> None:
 
 
 def limit_threads(affinities: Sequence[Collection[int]], local_rank: int) -> None:
-    """Limit torch's threads to this rank's share, unless OMP_NUM_THREADS is set."""
+    """Limit torch's threads to this rank's fraction of the host, unless OMP_NUM_THREADS is set."""
     if not threads_are_set():
         cores = processors.core_of_each(set().union(*affinities))
         share = processors.thread_count(affinities, local_rank, cores, processors.cpu_quota())
@@ -34,7 +34,7 @@ def threads_are_set() -> bool:
 
 
 def choose_gpu(visible: Sequence[Sequence[str]], local_rank: int) -> int:
-    """Return the first own GPU that no lower rank of this host takes; UserError if none."""
+    """Return the index of the first visible GPU that no lower rank takes; UserError if none."""
     taken = []
     for gpus in visible:
         taken.append(next((gpu for gpu in gpus if gpu not in taken), None))
@@ -48,7 +48,7 @@ def choose_gpu(visible: Sequence[Sequence[str]], local_rank: int) -> int:
 
 
 def keep_freed_memory() -> None:
-    """Keep up to 2 GB of freed memory in this process under glibc: faster than new pages."""
+    """Make glibc keep up to 2 GB of freed memory, because reusing it is faster than new pages."""
     mallopt = getattr(ctypes.CDLL(None), 'mallopt', None)
     if mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)
@@ -56,14 +56,14 @@ def keep_freed_memory() -> None:
 
 
 def release_freed_memory() -> None:
-    """Give freed memory back to the system, between phases of different sizes (glibc)."""
+    """Make glibc return freed memory to the system, before a phase that needs other sizes."""
     malloc_trim = getattr(ctypes.CDLL(None), 'malloc_trim', None)
     if malloc_trim is not None:
         malloc_trim(0)
 
 
 def hardware() -> dict[str, Any]:
-    """Return processor, threads and GPU for a run's record; the GPU is None on a CPU."""
+    """Return {name: value} for a run's record: processor, threads, GPU (None without one)."""
     is_gpu = default_device().type == 'cuda'
     return {
         'processor': str(processors.this_processor()),

@@ -1,4 +1,4 @@
-"""Processors of this machine, from Linux's files; imports nothing heavy."""
+"""Processors of this machine, read from Linux's files without importing torch."""
 
 import contextlib
 import functools
@@ -15,14 +15,14 @@ CGROUPS = Path('/sys/fs/cgroup')
 SIBLINGS = '/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list'
 
 AMD, INTEL = 'AuthenticAMD', 'GenuineIntel'
-# Of a processor's many features, those that matter to products of matrices, under Linux's names:
-# first those of x86, then those of ARM.
+# Processor features that decide how fast matrices are multiplied, by their names in Linux: first
+# those of x86, then those of ARM.
 FEATURES = ('avx2', 'avx512f', 'avx512_vnni', 'avx512_bf16', 'amx_bf16', 'asimd', 'sve', 'bf16')
 
 
 @dataclass(frozen=True)
 class Processor:
-    """Kind of processor. features: its features among FEATURES."""
+    """Processor model. features: the FEATURES that it has."""
 
     vendor: str
     model: str
@@ -33,7 +33,7 @@ class Processor:
 
 
 def parse_cpuinfo(text: str) -> Processor:
-    """Return the first processor of /proc/cpuinfo; missing fields are unknown, not an error."""
+    """Return the first processor in the text of /proc/cpuinfo; missing fields are no error."""
     fields: dict[str, str] = {}
     for line in text.splitlines():
         name, _, value = line.partition(':')
@@ -46,15 +46,15 @@ def parse_cpuinfo(text: str) -> Processor:
 
 @functools.cache
 def this_processor() -> Processor:
-    """Return the kind of processor that this process runs on."""
+    """Return the model of the processor that this process runs on."""
     try:
         return parse_cpuinfo(CPUINFO.read_text(encoding='utf-8'))
-    except OSError:  # it is not Linux
+    except OSError:  # not on Linux
         return parse_cpuinfo('')
 
 
 def core_of_each(processors: Collection[int]) -> dict[int, str]:
-    """Return {processor: its core} of the processors whose core is known."""
+    """Return {logical processor: its physical core} of those whose core is known."""
     cores = {}
     for processor in processors:
         path = Path(SIBLINGS.format(processor))
@@ -68,16 +68,16 @@ def control_groups(cgroups: Path = CGROUPS, memberships: Path = MEMBERSHIPS) -> 
     lines = memberships.read_text(encoding='utf-8').splitlines() if memberships.exists() else []
     for line in lines:
         if line.startswith('0::'):
-            # A container may see its own group as the root, and its path on the host as its name.
+            # In a container the root may be its own group, whose name may be a path on the host.
             group = cgroups / line.removeprefix('0::').lstrip('/')
             yield from (each for each in (group, *group.parents) if each.is_relative_to(cgroups))
 
 
 def cpu_quota(cgroups: Path = CGROUPS, memberships: Path = MEMBERSHIPS) -> float | None:
-    """Return the processor quota of this container by all its groups; None: no limit."""
+    """Return how many processors this process's control groups allow; None: no limit."""
     quotas = []
     for group in control_groups(cgroups, memberships):
-        with contextlib.suppress(OSError, ValueError):  # such as 'max'
+        with contextlib.suppress(OSError, ValueError):  # not a number, such as 'max'
             quota, period = (group / 'cpu.max').read_text(encoding='ascii').split()
             quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
@@ -89,9 +89,9 @@ def thread_count(
     core_of: Mapping[int, str],
     quota: float | None,
 ) -> int:
-    """Return the threads of `local_rank`, one for each of its cores. quota: for all ranks here."""
+    """Return the threads for `local_rank`: its number of cores. quota: cores for all ranks here."""
     cores_of_ranks = []
-    # By core: ranks may be bound to different hyperthreads of the same one.
+    # Counted by core, as ranks may be bound to different hyperthreads of one core.
     ranks_on: Counter[str] = Counter()
     for affinity in affinities:
         cores = {core_of.get(processor, str(processor)) for processor in affinity}

@@ -1,4 +1,4 @@
-"""Choice of the CPU library for float32 matrix products: the faster one at full precision."""
+"""Choice of the faster CPU library for float32 matrix products at full precision."""
 
 from typing import Any, Literal, get_args
 
@@ -11,27 +11,26 @@ from lm_human_preferences.utils.core import default_device
 Library = Literal['default', 'onednn']
 LIBRARIES = get_args(Library)
 
-LARGEST_ERROR = 1e-6  # of a float32 product, relative
-# A network no wider than this is fastest on one thread, by PyTorch's own products: with oneDNN its
-# first run takes 12 % more time, and twice the memory, for a kernel is made for each new number of
-# tokens.
+LARGEST_ERROR = 1e-6  # largest accepted relative error of a float32 product
+# A network no wider than this is fastest on one thread with PyTorch's default library. oneDNN makes
+# a kernel for each new number of tokens, so a first run takes 12 % more time and twice the memory.
 TINY_WIDTH = 128
 
-# Instructions by which bf16 was measured to be faster than fp32
+# Processor features with which bf16 was measured to be faster than fp32
 FAST_BF16 = ('avx512_bf16', 'amx_bf16', 'bf16')
 
 _matmul: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def choose(n_embd: int) -> Library:
-    """Return the library for a network of this width on this machine; GPUs need none."""
+    """Return the library for a network of width `n_embd` on this machine; 'default' on a GPU."""
     if default_device().type != 'cpu' or n_embd <= TINY_WIDTH:
         return 'default'
     return faster_library(processors.this_processor())
 
 
 def faster_library(processor: Processor) -> Library:
-    """Return the library for wide networks on `processor`: oneDNN where that was measured."""
+    """Return the library for wide networks: oneDNN on processors where that was measured."""
     is_amd_with_bf16 = processor.vendor == processors.AMD and 'avx512_bf16' in processor.features
     return 'onednn' if is_amd_with_bf16 else 'default'
 
@@ -71,7 +70,7 @@ def note_on_bf16(precision: str) -> str | None:
     processor = processors.this_processor()
     fast = {*FAST_BF16}
     if processor.vendor == processors.INTEL:
-        fast.remove('avx512_bf16')  # slower there than fp32
+        fast.remove('avx512_bf16')  # on Intel, bf16 is slower with it than fp32
     is_fast = not fast.isdisjoint(processor.features)
     if precision != 'bf16' or default_device().type != 'cpu' or is_fast:
         return None

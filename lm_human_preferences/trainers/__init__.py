@@ -1,1 +1,1 @@
-"""Trainers of policy and reward model, and hooks of a step: console, alarms, checkpoints."""
+"""Trainers of policies and reward models, and hooks that print, check and save after a step."""

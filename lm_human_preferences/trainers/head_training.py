@@ -1,4 +1,4 @@
-"""Reward models that are heads on frozen hidden states: they are fitted, without training steps."""
+"""Fitting of reward models that are heads on frozen hidden states, without training steps."""
 
 import dataclasses
 import time
@@ -26,7 +26,7 @@ ROWS = 64  # responses in one forward pass
 
 
 def train(run: session.Run, phase: FitHead) -> Prediction | None:
-    """Fit a head in a locked run directory; return its accuracy on held-out labels."""
+    """Fit a head and save it in the locked run directory; return its held-out accuracy, if any."""
     settings, comm = phase.settings, run.comm
     initial_model = lm_tasks.initial_model(settings.task.policy.initial_model)
     precision.configure_for(initial_model.sizes().n_embd, settings.run.precision)
@@ -69,9 +69,9 @@ def fit(
     *,
     may_be_constant: bool = False,
 ) -> Fitted:
-    """Fit a head to `labels` and normalise it, on rank 0; return it on all ranks.
+    """Fit a head to `labels` and normalise it on rank 0; return it on all ranks.
 
-    may_be_constant: accept equal scores for all samples, as more labels will follow.
+    may_be_constant: accept a head that scores all samples alike, as more labels will follow.
     """
     label_type = label_types.get(phase.settings.labels.type)
     responses = torch.stack([labels[sample] for sample in label_type.samples], dim=1)
@@ -111,7 +111,7 @@ def _features_of_labels(
 
 
 def _tokens(reference: Policy, queries: torch.Tensor, responses: torch.Tensor) -> int:
-    """Return the number of tokens in `queries (labels, length)` and their responses."""
+    """Return the number of tokens to read: each query once per response, and all responses."""
     real = [(each != reference.padding_token).sum().item() for each in (queries, responses)]
     return int(real[0] * responses.shape[1] + real[1])
 
@@ -138,7 +138,7 @@ def _sampled(phase: TrainReward, reference: Policy, comm: Comm) -> torch.Tensor:
 def _normalized(
     phase: TrainReward, head: heads.Head, others: torch.Tensor, may_be_constant: bool
 ) -> heads.Head:
-    """Return the head scaled to 0 +- 1 on the initial policy's samples, if that is asked for."""
+    """Return the head scaled to 0 +- 1 on samples' features `others`, if normalize_after is set."""
     settings = phase.settings
     if not settings.normalize_after or len(others) == 0:
         return head
@@ -154,7 +154,7 @@ def _normalized(
 
 
 def _tell(phase: TrainReward, fitted: Fitted, held_out: Prediction | None, comm: Comm) -> None:
-    """Log and print how well the head would predict other labels; held_out: on held-out labels."""
+    """Log and print the head's accuracy in cross-validation and, if any, on held-out labels."""
     log = Logger(phase.settings.run.directory, run_files.REWARD.network, log_interval=1, comm=comm)
     numbers = {'strength': fitted.strength}
     if fitted.gain is not None:
@@ -175,7 +175,7 @@ def _tell(phase: TrainReward, fitted: Fitted, held_out: Prediction | None, comm:
 
 
 def about(phase: TrainReward, fitted: Fitted, reference: Policy, labels: int) -> dict[str, Any]:
-    """Return what is written beside a head: its task, its model, and how well it predicts."""
+    """Return the JSON saved with a head: its task, its initial model, and how well it predicts."""
     settings = phase.settings
     found = {}
     if fitted.prediction is not None:

@@ -1,4 +1,4 @@
-"""Hooks of both trainings: progress, table, alarms (--run.on_anomaly), checkpoints."""
+"""Hooks of both trainings: progress bar, table, alarms (--run.on_anomaly), checkpoints."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class ProgressBar(Hook):
 
 
 class Table(Hook):
-    """Hook that prints the first and last step, and those between, as lines of a table on rank 0.
+    """Hook that prints a table on rank 0: the first step, every `log_interval` steps, and the last.
 
-    unit: what a training learns from, such as episodes. units_after: returns how many units a
-    number of steps has learned from. columns: {heading: (statistic, width, number format)}.
+    unit: what a training learns from, such as 'episodes'. units_after: maps a number of steps to
+    the number of units learned from. columns: {heading: (statistic, width, number format)}.
     """
 
     def __init__(
@@ -107,16 +107,16 @@ class Table(Hook):
 
 
 class Alarm(NamedTuple):
-    """Sign that a training goes wrong. text: the value of the statistic, and advice."""
+    """Alarm about a statistic. text: the statistic's value, and advice for the user."""
 
     statistic: str
     text: str
 
 
 class HealthMonitor(Hook):
-    """Hook that warns of alarms, or saves `trainer` and stops.
+    """Hook that, at an alarm, prints a warning, or saves `trainer` and stops.
 
-    Alarms are rules on means over all ranks, so that all ranks decide alike.
+    Alarms depend only on means over all ranks, so that all ranks decide alike.
 
     mode: value of --run.on_anomaly. finite: names of the statistics that must be finite.
     most_kl: largest accepted KL divergence of a policy, in nats per response.
@@ -138,7 +138,7 @@ class HealthMonitor(Hook):
         self.quiet_until: dict[str, int] = {}  # {statistic: step of the next alarm}
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """Warn of the last step's alarm; in mode 'stop', save and raise UserError."""
+        """Check the last step; at an alarm, warn, or in mode 'stop' save and raise UserError."""
         alarm = self.alarm(stats)
         if alarm is None:
             return
@@ -152,7 +152,7 @@ class HealthMonitor(Hook):
             self.quiet_until[alarm.statistic] = step + REPEAT_AFTER
 
     def alarm(self, stats: Mapping[str, float]) -> Alarm | None:
-        """Return the alarm of a step by its statistics; None if all is well."""
+        """Return the alarm that a step's statistics give; None if all is well."""
         for name in self.finite:
             if not math.isfinite(stats[name]):
                 return Alarm(name, f'{name} is {stats[name]}: lower the learning rate')
@@ -166,8 +166,8 @@ class HealthMonitor(Hook):
         )
 
     def _log(self, step: int, alarm: Alarm) -> None:
-        """Write the alarm to TensorBoard with the last of `step` steps."""
-        indented = f'    {alarm.text}'  # so that nothing in it is markup
+        """Write the alarm to TensorBoard. step: number of steps done."""
+        indented = f'    {alarm.text}'  # so that TensorBoard shows the text verbatim
         self.trainer.logger.log_text(ALARMS, indented, max(step - 1, 0))
 
 
@@ -197,12 +197,12 @@ class Checkpoints(Hook):
         return self
 
     def before_step(self, step: int) -> None:
-        """Keep the position from which a failed step can be repeated."""
+        """Remember where the step begins, so that it can be repeated if it fails."""
         if self.resume_hint is not None:
             self.begun = self.checkpointer.position(self.trainer)
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """Save if a checkpoint is due; raise AllStopped after a signal."""
+        """Save if a checkpoint is due; raise AllStopped after a signal to stop."""
         self.checkpointer.after_step(self.trainer)
         is_last = step == self.trainer.total_steps
         if step % self.interval == 0 or (self.resume_hint is not None and is_last):
@@ -225,6 +225,6 @@ class Checkpoints(Hook):
         self.checkpointer.wait()
         if self.trainer.comm.rank == 0 and not isinstance(error, KeyboardInterrupt):
             announce(self.resume_hint())
-        self.trainer.comm.barrier()  # rank 0 has written it
+        self.trainer.comm.barrier()  # until rank 0 has written the checkpoint
         if isinstance(error, FailedElsewhere):
-            self.trainer.comm.barrier()  # until the rank that failed has ended all
+            self.trainer.comm.barrier()  # until the rank that failed makes the launcher end all

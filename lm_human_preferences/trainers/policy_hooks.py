@@ -1,4 +1,4 @@
-"""Hooks of a policy's training: samples, table and alarms on the console."""
+"""Hooks of a policy's training: printed samples, the table of statistics, alarms, checkpoints."""
 
 import functools
 from collections.abc import Iterator, Mapping
@@ -32,8 +32,8 @@ from lm_human_preferences.utils.terminal import cut_mark
 
 SAMPLES_SHOWN, SAMPLES_IN_SUMMARY = 3, 2
 
-KL_TARGETS = 10  # largest accepted KL divergence, in multiples of its target
-KL_PER_TOKEN = 2  # the same without a target, in nats per token of a response
+KL_TARGETS = 10  # an alarm is raised above this multiple of the target of the KL divergence
+KL_PER_TOKEN = 2  # without a target: alarm above this KL, in nats per token of a response
 FINITE = ('ppo/loss/total', KL, 'objective/score')
 
 
@@ -62,7 +62,7 @@ def policy_hooks(
 class Samples(Hook):
     """Hook that prints the first few episodes of a PPO step and its duration, as the original did.
 
-    The console `summary` shows those of the first and the last step only.
+    With --run.console summary, it prints only samples of the first and the last step.
     """
 
     def __init__(self, trainer: PPOTrainer, encoder: Encoder) -> None:
@@ -70,7 +70,7 @@ class Samples(Hook):
         self.encoder = encoder
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """Print samples on rank 0 if they are due. As in the original, steps count from 0."""
+        """Print samples on rank 0 if they are due; the console `original` counts steps from 0."""
         trainer = self.trainer
         if trainer.rollout is None or trainer.comm.rank != 0:
             return
@@ -99,7 +99,7 @@ class Samples(Hook):
             announce(f'  {query} | {shown}   (score {score:.2f}, KL {kl:z.2f})')
 
     def _first(self, count: int, rollout: Rollout) -> Iterator[tuple[str, str, float, float, int]]:
-        """Yield (query, response, score, KL, number of tokens cut off) of the first episodes."""
+        """Yield (query, response, score, KL, number of tokens cut off) for the first episodes."""
         first = rollout[:count]
         kl = (first.logprobs - first.ref_logprobs).sum(1)
         cut = (first.responses != first.scored_responses).sum(1)
@@ -112,7 +112,7 @@ class Samples(Hook):
 
 
 def policy_table(trainer: PPOTrainer) -> Table:
-    """Return the hook that prints a policy's table, with the spread of a head's scores."""
+    """Return the hook that prints a policy's statistics; 'spread' only if a head gives scores."""
     columns = {
         'score': ('objective/score', 6, '.2f'),
         'spread': ('objective/score_std', 6, '.2f'),

@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
 
 class Responses(NamedTuple):
-    """Responses of a task: their length, and predicates on responses (batch, length): (batch,)."""
+    """Rules for a task's responses; the predicates map (batch, length) to booleans (batch,)."""
 
     length: int
     has_end: Callable[[torch.Tensor], torch.Tensor]
     is_valid: Callable[[torch.Tensor], torch.Tensor]  # has an end at or after truncate_after
-    are_logged: bool = True  # whether to log the fraction with ends, as the original did not
+    are_logged: bool = True  # whether to log lengths and ends, which the original did not
 
 
 def means_of_parts(of_ranks: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, float]:
-    """Return the mean of each named part over the responses of all ranks that have it."""
+    """Return {component of the score: mean over the responses of all ranks that have it}."""
     values: dict[str, list[float]] = {}
     for parts in of_ranks:
         for name, found in parts.items():
@@ -55,10 +55,10 @@ def means_of_parts(of_ranks: Iterable[Mapping[str, Sequence[float]]]) -> dict[st
 class PPOTrainer:
     """PPO trainer.
 
-    ref_policy: the paper's rho. reward_networks: networks behind score_fn, saved in checkpoints.
-    reward_blocks: blocks of the reference whose inputs score_fn reads, if it is a head on them.
-    relative_kl_coef: multiply the initial coefficient of kl_ctl by the deviation of the first
-    scores.
+    ref_policy: the paper's rho. reward_networks: networks that score_fn uses, saved in checkpoints.
+    reward_blocks: blocks of ref_policy whose inputs score_fn reads, if the reward is a head on
+    hidden states. relative_kl_coef: multiply the initial KL coefficient by the standard deviation
+    of the first step's scores.
     """
 
     policy: Policy
@@ -77,11 +77,11 @@ class PPOTrainer:
 
     def __post_init__(self) -> None:
         self.steps_done = 0
-        self.rollout: Rollout | None = None  # of the last step
-        self.step_seconds = 0.0  # of the last step
-        # {name: scores of this rank's responses that have this part}
+        self.rollout: Rollout | None = None  # episodes of the last step
+        self.step_seconds = 0.0  # duration of the last step
+        # {component of the score: its values for this rank's responses}
         self.score_parts: dict[str, list[float]] = {}
-        self.part_means: dict[str, float] = {}  # on all ranks
+        self.part_means: dict[str, float] = {}  # {component of the score: mean over all ranks}
         self.is_undone = False
         self.response_means: dict[str, float] = {}  # of the last step, see _response_stats
         self.start_time = self.last_time = time.monotonic()
@@ -116,7 +116,7 @@ class PPOTrainer:
         return stats | self.response_means
 
     def sample(self) -> Rollout:
-        """Return the Rollout of new queries.
+        """Sample and score responses to new queries; return the Rollout without its rewards.
 
         An error on any rank sets `is_undone` on all; ranks without an error raise FailedElsewhere.
         """
@@ -139,7 +139,7 @@ class PPOTrainer:
         return rollout
 
     def generate(self, queries: torch.Tensor, samples_per_query: int = 1) -> Rollout:
-        """Respond to `queries (batch, query_length)`; return the Rollout without its rewards.
+        """Sample responses to `queries (batch, query_length)`; return a Rollout without rewards.
 
         samples_per_query: see Policy.respond.
         """
@@ -147,7 +147,7 @@ class PPOTrainer:
         sampled = []
         for part in parts:
             sampled.append(self.policy.respond(part, self.responses.length, samples_per_query))
-        # Token ids go to host memory all at once: each copy waits for the device.
+        # Copy all token ids to host memory at once, because each copy waits for the device.
         responses = torch.cat([part.pop('responses') for part in sampled]).cpu()
         self.score_parts = {}
         rollouts = []
@@ -184,13 +184,13 @@ class PPOTrainer:
         )
 
     def _deviation(self, scores: torch.Tensor) -> float:
-        """Return the standard deviation of `scores (batch,)` on all ranks; 1 if all are equal."""
+        """Return the std of all ranks' `scores (batch,)`; 1 if all scores are equal."""
         return float(np.std(self.comm.all_gather_object(scores.tolist()))) or 1.0
 
     def train(self, rollout: Rollout) -> dict[str, list[torch.Tensor]]:
-        """Learn in `noptepochs` shuffled passes; return {statistic: [scalar of each minibatch]}."""
+        """Learn in `noptepochs` shuffled passes; return {statistic: [scalar per minibatch]}."""
         if precision.autocast_dtype(torch.float32) == torch.float32:
-            # Copies that sampling has made of the weights would last until the first update.
+            # Free the prepacked weights of sampling, which would last until the first update.
             precision.invalidate_prepacked(self.optimizer.parameters.values())
         stats: dict[str, list[torch.Tensor]] = {}
         samples_per_query = self.ppo.samples_per_query
@@ -206,14 +206,14 @@ class PPOTrainer:
         return stats
 
     def train_minibatch(self, rollout: Rollout) -> dict[str, torch.Tensor]:
-        """Update the policy on the episodes in `rollout`; return statistics from before it."""
+        """Update the policy on `rollout`; return {statistic: scalar} from before the update."""
         minibatch = ppo.add_advantages(rollout, self.ppo)
         stats = ppo.return_stats(minibatch)
         parts = micro_batches(minibatch, self.ppo.micro_batch_size)
         samples_per_query = self.ppo.samples_per_query
         mean_tokens = self.comm.all_reduce_mean({'tokens': minibatch.tokens})['tokens']
         for part in parts:
-            share = part.tokens / mean_tokens  # each token counts the same on every rank
+            share = part.tokens / mean_tokens  # so that a token weighs the same on every rank
             outputs = self.policy.analyze_responses_op(
                 part.queries, part.responses, samples_per_query
             )
@@ -257,7 +257,7 @@ class PPOTrainer:
         return means
 
     def _response_stats(self, rollout: Rollout) -> dict[str, torch.Tensor]:
-        """Return means over this rank's responses: their lengths and ends."""
+        """Return the mean length of this rank's responses, and the fractions ended and valid."""
         real = rollout.scored_responses != self.policy.padding_token
         means = {
             LENGTH: real.sum(1).float().mean(),
@@ -269,17 +269,17 @@ class PPOTrainer:
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole training."""
+        """Number of steps in the whole training."""
         return self.ppo.nupdates
 
     @property
     def variable_names(self) -> VariableNames:
-        """Names of `tensors` in checkpoints."""
+        """Names that `tensors` have in checkpoints."""
         return self.policy.model.variable_names
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the content of a checkpoint: all parameters, Adam's moments, counts and times."""
-        epoch = time.time() - time.monotonic()  # the original keeps times of day
+        """Return {name: tensor} of a checkpoint: parameters, Adam's moments, counts and times."""
+        epoch = time.time() - time.monotonic()  # the original saves times since 1970
         return {
             **self.roles.parameters(self.networks),
             **self.optimizer.moments(),
@@ -290,7 +290,7 @@ class PPOTrainer:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs besides the tensors, as JSON."""
+        """Return the JSON values that a resumed run needs besides the tensors."""
         return {
             'step': self.steps_done,
             'kl_coef': self.kl_ctl.value,
@@ -300,7 +300,7 @@ class PPOTrainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`, before the caller loads the tensors."""
+        """Restore what `state_dict` returned; the caller loads the tensors afterwards."""
         self.steps_done = state['step']
         self.kl_ctl.value = state['kl_coef']
         self.start_time = self.last_time - state['elapsed']

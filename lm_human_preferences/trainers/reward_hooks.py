@@ -1,4 +1,4 @@
-"""Hooks of a reward model's training: table, held-out labels and alarms."""
+"""Hooks of a reward model's training: table, held-out accuracy, alarms, checkpoints."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ def reward_hooks(
 ) -> list[Hook]:
     """Return the hooks of a reward model's training."""
     shown = {'loss': ('loss', '.3f')}
-    # The finished model is saved once it is normalised.
+    # No checkpoint at the end: the finished model is saved after it is normalised.
     interval = phase.settings.run.save_interval
     return [
         ProgressBar(trainer, name=phase.name, unit='batch', per_step=1, shown=shown),
@@ -27,7 +27,7 @@ def reward_hooks(
 
 
 class RewardTable(Table):
-    """Table with the mean loss since the last line."""
+    """Table of progress, with the mean loss since the previous line."""
 
     def __init__(self, trainer: RewardModelTrainer) -> None:
         super().__init__(trainer, 'labels', trainer.labels_after, {'loss': ('loss', 8, '.3f')})
@@ -47,7 +47,7 @@ class HeldOut(Hook):
         self.trainer = trainer
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """Log the accuracy after an epoch, and print the last one; all ranks take part."""
+        """Log the accuracy after each epoch, and print it after the last, on all ranks at once."""
         trainer = self.trainer
         if step % trainer.steps_of_epoch != 0:
             return

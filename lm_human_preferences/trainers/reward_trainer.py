@@ -27,7 +27,7 @@ from lm_human_preferences.utils.logging import Logger, announce, log_as_original
 
 
 class LearnedBatch(NamedTuple):
-    """Batch that has been learned: its labels on all ranks, and its loss before the update."""
+    """Batch that has been learned: number of labels on all ranks, mean loss before the update."""
 
     labels: int
     loss: float
@@ -42,8 +42,8 @@ def mean_loss(batches: Sequence[LearnedBatch]) -> float:
 class RewardModelTrainer:
     """Trainer of a reward model: call `prepare`, `step` until `total_steps`, then `finish`.
 
-    policy: the initial policy, whose samples set the scale. labels: {field: (num_train, ...)}, the
-    same on every rank. given_optimizer: one that has made no updates yet.
+    policy: the initial policy, on whose samples rewards are normalised. labels: {field:
+    (num_train, ...)}, the same on every rank. given_optimizer: used instead of a new Adam.
     """
 
     reward_model: RewardModel
@@ -61,20 +61,20 @@ class RewardModelTrainer:
         self.label_type = label_types.get(self.settings.labels.type)
         self.num_train = len(self.labels['query'])
         self.steps_done = 0
-        self.is_undone = False  # a failed step cannot be repeated, as its weights have changed
+        self.is_undone = False  # stays so: a failed step may have changed the weights
         self.order: np.ndarray | None = None  # indices of labels, one epoch after the other
-        self.prediction: Prediction | None = None  # the last accuracy on held-out labels
+        self.prediction: Prediction | None = None  # last measured accuracy on held-out labels
         self.batches: list[LearnedBatch] = []  # batches learned by this process
         self.networks = {'reward_model': self.reward_model, 'ref_policy': self.policy}
         learning = REWARD_NETWORKS.learning_parameters(self.networks)
         self.optimizer = given_optimizer or Adam(learning, comm=self.comm)
 
     def prepare(self) -> None:
-        """Normalise and draw the order of the labels, unless the training was resumed."""
+        """Normalise rewards and draw the order of the labels, unless the training was resumed."""
         if self.order is None:
             if self.settings.normalize_before:
                 self.normalize(*self.target_mean_std())
-            # Every rank draws, but rank 0's order counts: in an epoch each label is learned once.
+            # All ranks draw an order and use rank 0's, so that an epoch learns each label once.
             epochs = [np.random.permutation(self.num_train) for _ in range(self.settings.epochs)]
             self.order = self.comm.all_gather_object(np.concatenate(epochs))[0]
         batch_size = exact_div(self.settings.batch_size, self.comm.size)
@@ -89,17 +89,17 @@ class RewardModelTrainer:
         return self.train_batch(batch[self.comm.rank :: self.comm.size], lr=lr)
 
     def labels_after(self, steps: int) -> int:
-        """Return how many labels of all epochs are learned after `steps`; see steps_of_epoch."""
+        """Return the number of labels learned in `steps` steps, counted again in each epoch."""
         epoch, steps_of_this = divmod(steps, self.steps_of_epoch)
         return epoch * self.num_train + steps_of_this * self.settings.batch_size
 
     def finish(self) -> None:
-        """Normalise rewards of the initial policy's samples to 0 +- 1, if the settings say so."""
+        """Normalise rewards of the initial policy's samples to 0 +- 1 if normalize_after is set."""
         if self.settings.normalize_after:
             self.normalize(0.0, 1.0)
 
     def train_batch(self, indices: np.ndarray, lr: float) -> dict[str, float]:
-        """Update on labels `indices (labels of this rank,)`; return statistics from before it."""
+        """Update on this rank's labels `indices (n,)`; return {statistic: mean over ranks}."""
         labels_of_ranks = self.comm.all_gather_object(len(indices))
         weight = len(indices) * self.comm.size / sum(labels_of_ranks)
         numbers: dict[str, float] = {}
@@ -114,7 +114,7 @@ class RewardModelTrainer:
         return means
 
     def _learn(self, indices: np.ndarray, weight: float, lr: float) -> dict[str, float]:
-        """Update on labels `indices`, weighted; return this rank's statistics from before it."""
+        """Minimise `weight` times the loss of labels `indices`; return {statistic: number}."""
         rows = torch.as_tensor(indices)
         batch = {field: values[rows] for field, values in self.labels.items()}
         responses = torch.stack([batch[sample] for sample in self.label_type.samples], dim=1)
@@ -124,7 +124,7 @@ class RewardModelTrainer:
         return {name: stats[name].item() for name in sorted(stats)}
 
     def predict_held_out(self) -> Prediction | None:
-        """Return the accuracy on held-out labels, None without any; all ranks take part."""
+        """Return the accuracy on held-out labels, or None without any; all ranks must call this."""
         if self.held_out is None:
             return None
         size = self.settings.micro_batch_size or self.settings.batch_size
@@ -134,7 +134,7 @@ class RewardModelTrainer:
     def _differentiable_rewards(
         self, queries: torch.Tensor, responses: torch.Tensor
     ) -> torch.Tensor:
-        """Return rewards (batch, n); micro-batches recompute activations in the backward pass."""
+        """Return differentiable rewards (batch, n); recompute activations if in micro-batches."""
         get_rewards = self.reward_model.get_rewards_op
         size = self.settings.micro_batch_size
         if size is None:
@@ -143,7 +143,7 @@ class RewardModelTrainer:
         return map_micro_batches(recomputed, size, queries, responses)
 
     def normalize(self, target_mean: float, target_std: float) -> None:
-        """Scale rewards by the initial policy's samples; UserError if equal or not finite."""
+        """Scale rewards of the initial policy's samples to this mean and std, or UserError."""
         if not self.settings.normalize_samples:
             return
         self.reward_model.reset_reward_scale()
@@ -167,19 +167,19 @@ class RewardModelTrainer:
                 announce(f'after normalize: {mean} +- {std}')
 
     def target_mean_std(self) -> tuple[float, float]:
-        """Return (mean, deviation) for rewards before training: the labels', or else (0, 1)."""
+        """Return the target (mean, std) of rewards before training: the labels', or else (0, 1)."""
         scales = self.label_type.target_scales(self.labels)
         return (0.0, 1.0) if scales is None else mean_and_std(scales)
 
     def sampled_mean_std(self, n_samples: int) -> tuple[float, float]:
-        """Return mean and deviation of the rewards of samples of the initial policy."""
+        """Return mean and std of the rewards of `n_samples` samples of the initial policy."""
         batch_count = ceil_div(n_samples, self.settings.rollout_batch_size)
         batches = [self.sampled_rewards() for _ in range(batch_count)]
         of_this_rank = torch.cat(batches).cpu().numpy()
         return mean_and_std(np.concatenate(self.comm.all_gather_object(of_this_rank)))
 
     def sampled_rewards(self) -> torch.Tensor:
-        """Return rewards (rollout_batch_size / ranks,) of responses of the initial policy."""
+        """Sample from the initial policy; return the rewards (rollout_batch_size / ranks,)."""
         queries = self.query_sampler()['tokens']
         return map_micro_batches(self._sample_and_score, self.settings.micro_batch_size, queries)
 
@@ -190,27 +190,27 @@ class RewardModelTrainer:
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole training."""
+        """Number of steps in the whole training."""
         return self.settings.epochs * self.steps_of_epoch
 
     @property
     def steps_of_epoch(self) -> int:
-        """Steps of one pass over the labels; the last one may have fewer."""
+        """Number of steps in a pass over the labels; the last step may have fewer labels."""
         return ceil_div(self.num_train, self.settings.batch_size)
 
     def last_loss(self) -> float:
-        """Return the mean loss over the last quarter of an epoch's batches."""
+        """Return the mean loss over the last batches, as many as a quarter of an epoch."""
         whole, remainder = divmod(self.num_train, self.settings.batch_size)
         count = (whole // 4 or whole) + (remainder > 0)
         return mean_loss(self.batches[-count:])
 
     @property
     def variable_names(self) -> VariableNames:
-        """Names of `tensors` in checkpoints."""
+        """Names that `tensors` have in checkpoints."""
         return self.reward_model.model.variable_names
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the content of a checkpoint: parameters, Adam's moments and the steps."""
+        """Return {name: tensor} of a checkpoint: parameters, Adam's moments, counts of steps."""
         return {
             **REWARD_NETWORKS.parameters(self.networks),
             **self.optimizer.moments(),
@@ -219,7 +219,7 @@ class RewardModelTrainer:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs besides the tensors, as JSON."""
+        """Return the JSON values that a resumed run needs besides the tensors."""
         assert self.order is not None
         return {
             'step': self.steps_done,
@@ -229,7 +229,7 @@ class RewardModelTrainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`, before the caller loads the tensors."""
+        """Restore what `state_dict` returned; the caller loads the tensors afterwards."""
         label_files.check_order(state['order'], self.num_train)
         self.steps_done = state['step']
         self.order = np.array(state['order'])

@@ -1,4 +1,4 @@
-"""Labels of a training of reward models: loaded once, split, and recorded."""
+"""Labels that reward models are trained on: loaded once, split, and recorded in the run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ from lm_human_preferences.runs import run_record
 
 
 class TrainingLabels:
-    """Labels of `phase` and of the reward models after it, loaded once."""
+    """Labels that `phase` and the run's later reward models learn from, loaded once."""
 
     def __init__(self, phase: TrainReward, comm: Comm) -> None:
         self.phase = phase
@@ -26,25 +26,25 @@ class TrainingLabels:
         self.learned: dict[str, torch.Tensor] = {}  # {field: (num_train, ...)}
         self.held_out: dict[str, torch.Tensor] | None = None
         self.notes: list[str] = []  # lines for the user
-        self.are_recorded = False  # whether this process has recorded them
+        self.are_recorded = False  # whether this process has recorded the labels
         self._loaded: label_files.LoadedLabels | None = None
-        self._recorded: Mapping[str, Any] = {}  # by this or an earlier process
+        self._recorded: Mapping[str, Any] = {}  # record of an earlier process, then of this one
         directory, command = self.settings.run.directory, phase.command.command
         if phase.run.resume and directory is not None:
             self._recorded = comm.on_rank_0(
                 lambda: run_record.training(directory, command)['labels']
             )
-        # A resumed training reads only the answers of a folder that it began with.
+        # A resumed training reads only the answers that were in the folder when it began.
         lines = self._recorded.get('answers')
         self._lines = lines if are_line_counts(lines) else None  # {labeller: lines}; None: all
 
     def load(self, encoding: Encoding) -> None:
-        """Load and check the labels, unless they are made from responses of the initial policy."""
+        """Load and check the labels, unless `split` makes them from samples of a policy."""
         if self._loaded is None and not self.settings.labels.are_sampled:
             self._loaded = label_files.load_labels(self.settings, encoding, self.comm, self._lines)
 
     def split(self, policy: Policy) -> None:
-        """Hold some labels out. policy: initial policy, which samples responses where needed."""
+        """Hold some labels out; make the labels from samples of `policy` if none are loaded."""
         if self.learned:
             return
         if self._loaded is None:
@@ -55,7 +55,7 @@ class TrainingLabels:
         self.notes = [*self._loaded.notes, *notes]
 
     def record(self, is_begun: bool) -> None:
-        """Record the labels; UserError if the training began with others."""
+        """Record the labels; UserError if the resumed training began with different labels."""
         assert self._loaded is not None, 'see split'
         labels, loaded = self.settings.labels, self._loaded
         now = {
@@ -66,7 +66,7 @@ class TrainingLabels:
         }
         before = self._recorded
         self._recorded, self.are_recorded = now, True
-        # Labels that are sampled anew may differ in their last digits.
+        # Sampling the labels again may change their last digits, and so their digest.
         is_sampled = labels.are_sampled and before.get('source') == labels.source
         if is_begun and before and not is_sampled and now['digest'] != before.get('digest'):
             raise OptionError(
@@ -81,7 +81,7 @@ class TrainingLabels:
 
 
 def counts(learned: Labels, held_out: Labels | None) -> dict[str, int]:
-    """Return how many labels are learned from and held out, and about how many queries."""
+    """Return {name: number} of labels learned from, of labels held out, and of their queries."""
     queries = learned['query']
     found = {'learned_from': len(queries), 'held_out': 0, 'held_out_queries': 0}
     if held_out is not None:

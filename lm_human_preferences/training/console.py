@@ -1,4 +1,4 @@
-"""Console of a training, where it is not `original`."""
+"""Console output of trainings, most of it only if --run.console is not `original`."""
 
 import os
 import shlex
@@ -19,18 +19,18 @@ from lm_human_preferences.utils.hyperparams import HParams
 from lm_human_preferences.utils.logging import announce, console_is, log_in_summary
 from lm_human_preferences.utils.terminal import columns
 
-WIDEST = 100  # columns of a paragraph on a wide terminal
+WIDEST = 100  # largest width of a paragraph, in columns
 
 
 def dump(hparams: HParams, name: str = 'hparams') -> None:
-    """Print `hparams` as the original did, on the console `original` only."""
+    """Print `hparams` as the original did, but only with --run.console original."""
     if console_is('original'):
         with streams.lost_output_is_reported():
             hyperparams.dump(hparams, name=name)
 
 
 def show_start(hparams: policy_options.Training, comm: Comm) -> None:
-    """Print what starts, where, and with which settings."""
+    """Print the command, its ranks, where it saves, and its settings."""
     run, command = hparams.run, hparams.command
     device = 'GPU' if torch.cuda.is_available() else 'CPU'
     ranks = f'{comm.size} ranks on {device}s'
@@ -47,7 +47,7 @@ def show_start(hparams: policy_options.Training, comm: Comm) -> None:
 
 
 def show_settings(hparams: policy_options.Training, record: str | None) -> None:
-    """Print the settings that differ from the defaults. record: the files with all settings."""
+    """Print the settings that differ from the defaults. record: the files with all of them."""
     groups: dict[str, list[str]] = {}
     unchanged = 0
     is_trained_here = hparams.policy is not None and hparams.new_reward_model is not None
@@ -79,7 +79,7 @@ def show_settings(hparams: policy_options.Training, record: str | None) -> None:
 
 
 def announce_next(*lines: str, **commands: str) -> None:
-    """Print the results of a training, and next commands {purpose_with_underscores: command}."""
+    """Print `lines`, then the commands to try next {purpose_with_underscores: command}."""
     if console_is('original'):
         return
     width = max(map(len, commands), default=0) + 1
@@ -91,7 +91,7 @@ def announce_next(*lines: str, **commands: str) -> None:
 
 
 def announce_policy(hparams: policy_options.HParams) -> None:
-    """Print where the policy is, and the next commands."""
+    """Print where the policy is saved, and the commands to try next."""
     save_dir = hparams.run.save_dir
     if save_dir is None:
         announce_next('Nothing was saved, because --save_dir is None.')
@@ -114,7 +114,7 @@ def announce_reward_model(
     task_options: Mapping[str, object],
     held_out: object | None,
 ) -> None:
-    """Print the next commands; task_options: {name: value} that differ from `experiment`."""
+    """Print the commands to try next. task_options: {name: value} that replace `experiment`'s."""
     if save_dir is None:
         announce_next('Nothing was saved, because --save_dir is None.')
     else:

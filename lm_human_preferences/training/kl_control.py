@@ -23,7 +23,7 @@ class AdaptiveKLController:
         self.params = params
 
     def update(self, current: float, n_steps: int) -> None:
-        """Adapt after a step. current: its KL divergence in nats. n_steps: its episodes."""
+        """Adapt after a step. current: the step's KL in nats. n_steps: its number of episodes."""
         proportional_error = np.clip(
             current / self.params.target - 1, -MOST_KL_ERROR, MOST_KL_ERROR
         )

@@ -35,7 +35,7 @@ class Hook(contextlib.AbstractContextManager):
         """Prepare the next step. step: number of steps done."""
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """Follow up a step. step: number of steps done. stats: statistics of the last one."""
+        """React to a step. step: number of steps done. stats: statistics of the step just done."""
 
     def __exit__(
         self,

@@ -1,4 +1,4 @@
-"""Memory of a training: an estimate, the free memory, and advice where that is not enough."""
+"""Memory of a training: an estimate, the free memory, and advice if there is too little."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from lm_human_preferences.training.model_sizes import Sizes
 
-FRAGMENTATION = 1.8  # factor on a micro-batch, which fragments a CPU's heap; measured: 1.1 to 1.9
+FRAGMENTATION = 1.8  # factor for micro-batches, which fragment a CPU's heap; measured: 1.1 to 1.9
 UNSURE = 1.25  # factor by which an estimate may be too high; benchmarks/memory.py measures it
 OUT_OF_MEMORY = re.compile(
     r"[^:]*out of memory.*|can't allocate memory.*|Unable to allocate.*"
@@ -27,30 +27,30 @@ OUT_OF_MEMORY = re.compile(
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Estimate of a rank's memory from the work of a step; padding counts as tokens."""
+    """Estimate of the memory that a rank needs for a step; padding counts as tokens."""
 
     sizes: Sizes
     networks: int  # number of networks of these sizes
-    learning: int  # number of those that learn
+    learning: int  # number of networks that learn
     rows: int  # rows of a backward pass without micro-batches
-    tokens: float  # tokens of a row
-    predicted: int  # tokens of a row whose logits are computed together
+    tokens: float  # tokens per row
+    predicted: int  # tokens per row whose logits are computed at once
     micro_batch_size: int | None
-    option: str  # name of the option micro_batch_size
+    option: str  # full name of the option micro_batch_size, for messages
     gradient_checkpointing: bool
-    reduced: bool  # layers compute in bf16
+    reduced: bool  # whether layers compute in bf16
 
     def peak(self, device: torch.device) -> float:
-        """Return the bytes that a step takes, without those of libraries.
+        """Return the bytes that a step takes, not counting libraries.
 
-        Weights, gradients and Adam's moments; activations of the backward pass; logits.
+        Counted are weights, gradients, Adam's moments, activations for gradients, and logits.
         """
         sizes, is_cpu = self.sizes, device.type == 'cpu'
         own = sizes.own_parameters()
         number = HALF if self.reduced else FLOAT
         of_a_weight = FLOAT + HALF if self.reduced else FLOAT  # with a copy in bf16
         lasting = of_a_weight * own * self.networks + 3 * FLOAT * own * self.learning
-        if sizes.learned:  # of the base that adapters share, a CPU keeps a prepacked copy
+        if sizes.learned:  # the base that adapters share; a CPU keeps a prepacked copy of it
             lasting += number * sizes.parameters() * (2 if is_cpu else 1)
         rows = min(self.micro_batch_size or self.rows, self.rows)
         kept = sizes.kept_numbers
@@ -90,7 +90,7 @@ def free_bytes(device: torch.device, ranks: int) -> int:
 
 @contextlib.contextmanager
 def explain_oom(option: str) -> Iterator[None]:
-    """Make running out of memory a UserError; option: the name of micro_batch_size."""
+    """Turn out-of-memory errors into a UserError. option: full name of micro_batch_size."""
     try:
         yield
     except (MemoryError, RuntimeError) as e:  # PyTorch raises RuntimeError on CPUs
@@ -110,6 +110,6 @@ def available_on_host(proc: Path = Path('/proc'), cgroups: Path = Path('/sys/fs/
     assert available is not None, 'meminfo has no MemAvailable'
     limits = [int(available[1]) << 10]
     for group in processors.control_groups(cgroups, proc / 'self/cgroup'):
-        with contextlib.suppress(OSError, ValueError):  # such as 'max'
+        with contextlib.suppress(OSError, ValueError):  # not a number, such as 'max'
             limits.append(int((group / 'memory.max').read_text(encoding='ascii')))
     return min(limits)

@@ -9,7 +9,7 @@ import torch
 
 @dataclasses.dataclass
 class TensorBatch:
-    """Base of dataclasses of tensors (or None) that are indexed and split together, by rows."""
+    """Base class of dataclasses whose tensors (or None) are indexed and split together by rows."""
 
     def __len__(self) -> int:
         first = dataclasses.fields(self)[0]

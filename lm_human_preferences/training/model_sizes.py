@@ -1,4 +1,4 @@
-"""Sizes of networks: the interface that every kind of network has."""
+"""Sizes of networks: the interface that every architecture implements."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from lm_human_preferences.runs.run_files import SIZES
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
 
-FLOAT, HALF = 4, 2  # bytes
+FLOAT, HALF = 4, 2  # bytes per number
 
 
 def is_model(directory: str) -> bool:
-    """Return whether a directory (a path or URL) holds a model with its sizes."""
+    """Return whether a directory (a path or URL) holds the sizes of a model."""
     return storage.exists(storage.join(directory, SIZES))
 
 
 @dataclass
 class Sizes(hyperparams.HParams, ABC):
-    """Sizes of a network of any kind, which determine its limits and its memory."""
+    """Sizes of a network, which determine its longest sequence and its memory."""
 
     n_vocab: int = option(0, 'tokens of the vocabulary', at_least=1)
     n_ctx: int = option(512, 'longest sequence', at_least=1)
@@ -30,11 +30,11 @@ class Sizes(hyperparams.HParams, ABC):
     @property
     @abstractmethod
     def kept_numbers(self) -> int:
-        """Numbers that a block keeps for the gradient of a token, without attention weights."""
+        """Number of values per token that a block keeps for gradients, attention weights aside."""
 
     @abstractmethod
     def parameters(self) -> int:
-        """Number of parameters without scalar heads."""
+        """Return the number of parameters without scalar heads."""
 
     def write(self, directory: str) -> None:
         """Write the sizes into the directory of a model."""
@@ -42,5 +42,5 @@ class Sizes(hyperparams.HParams, ABC):
         storage.write_json(storage.join(directory, SIZES), sizes)
 
     def own_parameters(self) -> int:
-        """Return the number of parameters not shared with a training's other networks."""
+        """Return the number of parameters that are not shared with a training's other networks."""
         return self.learned or self.parameters()

@@ -16,7 +16,7 @@ class Network(Protocol):
     """Network of a training, such as a Policy."""
 
     def parameters_by_name(self) -> Mapping[str, nn.Parameter]:
-        """Return its parameters by their own names, without a scope."""
+        """Return {name without a scope: parameter}."""
         ...
 
 
@@ -25,11 +25,11 @@ NetworksByScope = Mapping[str, Network | None]
 
 @dataclass(frozen=True)
 class Networks:
-    """Networks of a training by the scopes of their parameters' names."""
+    """Scopes (prefixes of parameter names) of a training's networks, by how they change."""
 
     learning: tuple[str, ...]
-    frozen: tuple[str, ...]  # scopes that never change, so that saving does not copy them
-    retrained: tuple[str, ...] = ()  # between two steps, by optimizers that are not saved
+    frozen: tuple[str, ...]  # never change, so saving does not copy them
+    retrained: tuple[str, ...] = ()  # retrained between steps, by an unsaved optimizer
 
     @property
     def scopes(self) -> tuple[str, ...]:
@@ -53,9 +53,9 @@ class Networks:
         return self.parameters(networks, self.learning)
 
     def broadcast(self, networks: NetworksByScope, comm: Comm) -> None:
-        """Give every rank the parameters of `networks` that rank 0 has."""
+        """Overwrite the parameters of `networks` on every rank with those of rank 0."""
         comm.broadcast_(list(self.parameters(networks).values()))
 
 
 REWARD_NETWORKS = Networks(learning=('reward_model',), frozen=('ref_policy',))
-POLICY_NETWORKS = Networks(learning=('policy',), frozen=('ref_policy',))  # and a reward's, if any
+POLICY_NETWORKS = Networks(learning=('policy',), frozen=('ref_policy',))  # a reward adds its scopes

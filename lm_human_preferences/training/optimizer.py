@@ -14,7 +14,7 @@ EPSILON = 1e-5
 
 
 class Adam:
-    """Optimizer of `parameters` {name: Parameter} that require gradients, on all ranks."""
+    """Optimizer of those `parameters` {name: Parameter} that require gradients, on all ranks."""
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], *, comm: Comm) -> None:
         self.parameters = {name: each for name, each in parameters.items() if each.requires_grad}
@@ -24,13 +24,13 @@ class Adam:
         self.state: dict[torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
     def minimize(self, loss: torch.Tensor | None, lr: float) -> None:
-        """Take a step to minimise the scalar `loss`; None on a rank without data: gradient 0."""
+        """Take a step on the scalar `loss`; None, on a rank without data, means a gradient of 0."""
         if loss is not None:
             self.backward(loss, last=True)
         self.update(lr)
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Add the gradient of the scalar `loss`. last: whether it is the last before the update."""
+        """Accumulate gradients of the scalar `loss`. last: whether `update` follows next."""
         if last:
             self.gradients.require_sync()
         with precision.repeatable_gradients():
@@ -47,7 +47,7 @@ class Adam:
         # TensorFlow adds epsilon before bias correction.
         epsilon = EPSILON / (1 - BETAS[1] ** self.steps) ** 0.5
         with torch.no_grad():
-            # The class in torch.optim imports the compiler, which takes a second.
+            # The class torch.optim.Adam would import the compiler, which takes a second.
             adam(
                 learned,
                 gradients,
@@ -70,7 +70,7 @@ class Adam:
     def _state_of(
         self, parameter: torch.Tensor, steps: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the state of a parameter; a new one has moments of 0 after `steps` updates."""
+        """Return a parameter's (count, mean, square); if it is new, `steps` and moments of 0."""
         if parameter not in self.state:
             self.state[parameter] = (
                 torch.tensor(float(steps), device=parameter.device),
@@ -86,7 +86,7 @@ class Adam:
         self.gradients.zero_grad()
 
     def start_at(self, steps: int) -> None:
-        """Continue after `steps` updates, before the caller loads the `moments`."""
+        """Set the count of updates to `steps`; the caller loads the `moments` afterwards."""
         self.steps = steps
         for parameter in self.parameters.values():
             self._state_of(parameter, steps)
@@ -103,6 +103,6 @@ class Adam:
 
 
 class LBFGS(torch.optim.LBFGS):
-    """PyTorch's L-BFGS without its wrapper, which imports the compiler, for seconds."""
+    """PyTorch's L-BFGS without a wrapper that imports the compiler, which takes seconds."""
 
     add_param_group = inspect.unwrap(torch.optim.LBFGS.add_param_group)

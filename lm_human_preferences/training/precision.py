@@ -1,4 +1,4 @@
-"""Precision, library and memory layout of this process's products of matrices."""
+"""Precision, library and memory layout of the matrix products in this process."""
 
 import contextlib
 import os
@@ -14,28 +14,28 @@ from lm_human_preferences.machine import process, processors, products
 from lm_human_preferences.machine.products import Library
 from lm_human_preferences.utils.core import default_device
 
-# Words of the vocabulary whose logits MKL computes at once: all 50,257 take 1.4 times as long.
+# Words whose logits MKL computes per call; one call for all 50,257 takes 1.4 times as long.
 _VOCABULARY_PIECE = 1024
-# Few rows are multiplied faster by prepacked weights, 8 of them 1.4 times. Smaller weights gain
-# nothing, nor do those that learn: laying them out for each batch takes as long as they save in 24
-# tokens.
+# Numbers in the smallest weight that is prepacked, which makes products with few rows faster, with
+# 8 rows 1.4 times. Smaller weights gain nothing, nor do weights that learn: prepacking them for
+# each batch takes as long as it saves in 24 tokens.
 _LARGE_WEIGHT = 2**18
-_LARGEST_FLASH = 256  # numbers of a head in flash attention
+_LARGEST_FLASH = 256  # largest size of a head that flash attention accepts
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """Settings of matrix products in this process; the defaults are PyTorch's own way."""
+    """Settings of matrix products in this process; the defaults are those of PyTorch."""
 
     library: Library = 'default'
-    reduced: torch.dtype | None = None  # dtype of layers' products; None: that of their weights
+    reduced: torch.dtype | None = None  # dtype of layers' products; None: the weights' dtype
     prepack: Callable[[torch.Tensor], torch.Tensor] | None = None  # reorders weights for oneDNN
-    # Numbers of rows that are multiplied by prepacked frozen weights; None: any, by any weights
+    # Numbers of rows for which frozen weights are prepacked; None: any rows, and any weights
     prepacked_rows: range | None = None
     fuses_attention: bool = True
-    flash_attention: bool = False  # of rows without padding, by a GPU in bf16
-    deterministic: bool = False  # gradients, on a GPU
-    vocabulary_piece: int | None = None  # words whose logits are computed at once
+    flash_attention: bool = False  # for rows without padding, on a GPU in bf16
+    deterministic: bool = False  # whether a GPU repeats gradients to the bit
+    vocabulary_piece: int | None = None  # words whose logits are computed at once; None: all
 
 
 _kernels = Kernels()
@@ -44,9 +44,9 @@ _kernels = Kernels()
 def configure_for(
     n_embd: int, precision: str, library: Library | None = None, *, deterministic: bool = True
 ) -> None:
-    """Set this process up for a network of this width; library None: the fastest."""
+    """Configure this process for a network of width `n_embd`; library None: the fastest."""
     process.limit_alone()
-    # Threads synchronise after every operation, which takes microseconds in a tiny network.
+    # Operations of a tiny network take microseconds; synchronising threads would take longer.
     if n_embd <= products.TINY_WIDTH and not process.threads_are_set():
         torch.set_num_threads(1)
     library = library or products.choose(n_embd)
@@ -56,21 +56,21 @@ def configure_for(
 def configure(
     precision: str, device: torch.device, library: Library, *, deterministic: bool = True
 ) -> Kernels:
-    """Set this process up for `precision`: fp32, tf32 or bf16, on `device`; UserError if it cannot.
+    """Configure this process for `precision` (fp32, tf32 or bf16) on `device`, or UserError.
 
     Weights, the residual stream, logits, losses and statistics stay float32 in any case.
-    deterministic: of gradients on a GPU, see repeatable_gradients.
+    deterministic: whether a GPU repeats gradients, see repeatable_gradients.
     """
     global _kernels
     check_available(precision, device)
     reduced = torch.bfloat16 if precision == 'bf16' else None
     if device.type == 'cuda':
         torch.backends.cuda.matmul.allow_tf32 = precision != 'fp32'
-        # PyTorch prefers cuDNN's attention on Hopper in bf16, which makes a plan for each length,
-        # as each sampled token has a new one: in 0.04 to 2.7 s on an H100. Its gradients are NaN
-        # at some lengths (issue 196678 of PyTorch).
+        # In bf16 on Hopper, PyTorch prefers cuDNN's attention. It makes a plan for each new length,
+        # so for each sampled token, which takes 0.04 to 2.7 s on an H100, and its gradients are
+        # NaN at some lengths (issue 196678 of PyTorch).
         torch.backends.cuda.enable_cudnn_sdp(False)
-        # Deterministic algorithms need the first, but not the second, which takes time.
+        # Deterministic algorithms need this variable. They need no filled memory, which is slow.
         os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
         algorithms: Any = torch.utils.deterministic
         algorithms.fill_uninitialized_memory = False
@@ -96,7 +96,7 @@ def configure(
 
 
 def _select(library: Library) -> Library:
-    """Select `library`, or PyTorch's own if that one is inexact; return the selected one."""
+    """Select `library`, or PyTorch's default if `library` is inexact; return the selected one."""
     products.select(library)
     if library == 'onednn' and products.error_of_a_product() > products.LARGEST_ERROR:
         library = 'default'
@@ -106,7 +106,7 @@ def _select(library: Library) -> Library:
 
 @contextlib.contextmanager
 def plain() -> Iterator[None]:
-    """Within the block, compute in float32 with PyTorch's own settings, whatever is configured."""
+    """Compute in float32 with PyTorch's default settings within the block."""
     global _kernels
     before, allowed_tf32 = _kernels, torch.backends.cuda.matmul.allow_tf32
     _kernels = Kernels()
@@ -122,10 +122,10 @@ def plain() -> Iterator[None]:
 
 @contextlib.contextmanager
 def repeatable_gradients() -> Iterator[None]:
-    """Within the block, a GPU computes the same gradients again to the bit, if so configured.
+    """Make a GPU's gradients repeatable to the bit within the block, if so configured.
 
-    By itself, attention by the memory-efficient kernel adds in any order. UserError where a model
-    has an operator that cannot repeat.
+    By default, the kernel of memory-efficient attention adds in any order. UserError if the model
+    has an operator without a deterministic version.
     """
     if not _kernels.deterministic:
         yield
@@ -156,17 +156,17 @@ def autocast(device: torch.device) -> torch.autocast:
 
 
 def autocast_dtype(default: torch.dtype) -> torch.dtype:
-    """Return the configured type of layers; `default` if they compute in that of their inputs."""
+    """Return the dtype in which layers compute: the configured one, or else `default`."""
     return _kernels.reduced or default
 
 
 def fuses_attention() -> bool:
-    """Return whether attention is fastest by scaled_dot_product_attention; else by two products."""
+    """Return whether scaled_dot_product_attention is faster than two matrix products."""
     return _kernels.fuses_attention
 
 
 def attends_without_padding(q: torch.Tensor) -> bool:
-    """Return whether flash attention takes queries like `q (..., d)`."""
+    """Return whether flash attention accepts attention queries like `q (..., d)`."""
     d = q.shape[-1]
     return _kernels.flash_attention and d % 8 == 0 and d <= _LARGEST_FLASH
 
@@ -187,7 +187,7 @@ def linear(
 def linear_transposed(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return `linear` with the `weight (outputs, inputs)` of an nn.Linear."""
+    """Return `linear` for a transposed `weight (outputs, inputs)`, as nn.Linear stores it."""
     computes_in_fp32 = not torch.is_autocast_enabled(x.device.type)
     if not _takes_prepacked(x, weight) or (_kernels.reduced and computes_in_fp32):
         return F.linear(x, weight, bias)
@@ -197,7 +197,7 @@ def linear_transposed(
 
 
 def logits(h: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Return `h (..., n_embd)` times `table (n_vocab, n_embd)` transposed, in their own type."""
+    """Return `h (..., n_embd)` times `table (n_vocab, n_embd)` transposed, in their own dtype."""
     if not _takes_prepacked(h, table):
         with torch.autocast(h.device.type, enabled=False):
             return times_vocabulary(h, table)
@@ -205,7 +205,7 @@ def logits(h: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 def times_vocabulary(h: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Return the product of `logits` without prepacked copies."""
+    """Return the same product as `logits`, without a prepacked copy of `table`."""
     words = _kernels.vocabulary_piece
     rows = h.flatten(0, -2)
     if words is None or torch.is_grad_enabled() or len(rows) == 1:
@@ -217,13 +217,13 @@ def times_vocabulary(h: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 def invalidate_prepacked(weights: Iterable[torch.Tensor]) -> None:
-    """Free the prepacked copies of `weights`; the fused Adam does not count its changes to them."""
+    """Free prepacked copies of `weights` after fused Adam, whose changes PyTorch does not count."""
     for weight in weights:
         weight.prepacked = None, None  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _takes_prepacked(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Return whether `x (..., inputs)` is multiplied by a prepacked copy of `weight`."""
+    """Return whether to multiply `x (..., inputs)` by a prepacked copy of `weight`."""
     if _kernels.prepack is None or torch.is_grad_enabled():
         return False
     if _kernels.prepacked_rows is None:
@@ -251,21 +251,21 @@ def _times_prepacked(
     return _prepacked_product(x, prepacked, bias, gelu)
 
 
-# --- Names that PyTorch calls private: tests/unit/test_fast_paths.py shows which has gone. ---
+# --- Private names of PyTorch; tests/unit/test_fast_paths.py shows if a new version lacks any. ---
 
 
 def _version_of(tensor: torch.Tensor) -> int:
-    """Return PyTorch's count of changes to a tensor in place."""
+    """Return PyTorch's count of in-place changes to a tensor."""
     return tensor._version
 
 
 def _prepack_operator(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """Return the operator of PyTorch's compiler that prepacks weights of a type; None without."""
+    """Return PyTorch's private operator that prepacks weights of `dtype`; None if it has none."""
     operators: Any = torch.ops.mkldnn
     try:
         needed = operators._reorder_linear_weight, operators._linear_pointwise
         is_supported = dtype == torch.float32 or operators._is_mkldnn_bf16_supported()
-    except AttributeError:  # they may go
+    except AttributeError:  # a later PyTorch may lack them
         return None
     return needed[0] if is_supported else None
 
@@ -273,6 +273,6 @@ def _prepack_operator(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tens
 def _prepacked_product(
     x: torch.Tensor, prepacked: torch.Tensor, bias: torch.Tensor | None, gelu: bool
 ) -> torch.Tensor:
-    """Return `x` times a prepacked weight plus `bias`, or gelu of that."""
+    """Return `x` times a prepacked weight plus `bias`, or the gelu of that sum."""
     activation = ('gelu', [], 'tanh') if gelu else ('none', [], '')
     return torch.ops.mkldnn._linear_pointwise(x, prepacked, bias, *activation)

@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of words, from one table of logits (rows, n_vocab)."""
+"""Log-probabilities and entropies of tokens, from one table of logits (rows, n_vocab)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,11 +16,11 @@ def logprobs_and_entropies(
     gradient_type: torch.dtype | None = None,
     product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = F.linear,
 ) -> tuple[torch.Tensor, ...]:
-    """Return log-probabilities and entropies of `labels (...)`: each (...).
+    """Return the log-probabilities of tokens `labels (...)`, and the entropies: each (...).
 
     Logits are `h (..., n_embd) @ weight (n_vocab, n_embd).T`. Entropies have no gradient.
-    gradient_type: type of the products for gradients; None: that of `h`. product: returns the
-    logits of `h (rows, n_embd)` and `weight`, without gradient.
+    gradient_type: dtype of the products in the backward pass; None: the dtype of `h`. product:
+    returns the logits of `h (rows, n_embd)` and `weight`, without gradient.
     """
     function = OnGPU if h.is_cuda else OnCPU
     results = function.apply(
@@ -30,7 +30,7 @@ def logprobs_and_entropies(
 
 
 class OnCPU(torch.autograd.Function):
-    """Log-probabilities and entropies in the memory of one table, in pieces that fit a cache."""
+    """Log-probabilities and entropies, computed in place in a table, in pieces that fit a cache."""
 
     ROWS = 64  # rows of a piece in the forward pass: a softmax needs whole rows
     COLUMNS = 1024  # words of a piece in the backward pass, which sums over the vocabulary
@@ -66,12 +66,12 @@ class OnCPU(torch.autograd.Function):
         gradient: torch.Tensor,
         _: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, None, None, None]:
-        """Return a row's gradient times (one at the label, minus the probabilities)."""
+        """Return gradients of `h` and `weight`; those of logits are gradient * (one-hot - p)."""
         h, weight, labels, table = ctx.saved_tensors
         low = ctx.gradient_type
         gradient = gradient.unsqueeze(1)
         h_low = h.to(low)
-        d_h = gradient * weight[labels]  # the term of the label
+        d_h = gradient * weight[labels]  # the term of the one-hot label
         d_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         for start in range(0, len(weight), OnCPU.COLUMNS):
             piece = slice(start, start + OnCPU.COLUMNS)
@@ -85,13 +85,13 @@ class OnCPU(torch.autograd.Function):
 
 
 class OnGPU(torch.autograd.Function):
-    """Log-probabilities and entropies from one table of probabilities, with two large products.
+    """Log-probabilities and entropies from one table of probabilities, in few, large operations.
 
-    It takes few kernels, where OnCPU would launch many small ones.
+    OnCPU would launch many small kernels on a GPU.
     """
 
-    ROWS = 2048  # rows of a softmax at a time, to hold few beside the tables
-    ALIGNED = 64  # products are slow with rows that are not a multiple of it
+    ROWS = 2048  # rows of a softmax at a time, so that its copies take little memory
+    ALIGNED = 64  # columns are padded to a multiple of it, as other products are slow
 
     @staticmethod
     def forward(
@@ -125,7 +125,7 @@ class OnGPU(torch.autograd.Function):
         gradient: torch.Tensor,
         _: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, None, None, None]:
-        """Return gradients like those of OnCPU; a row's gradient is multiplied with its `h`."""
+        """Return the gradients of OnCPU.backward; a row's gradient scales `h`, not the logits."""
         h, weight, labels, probs = ctx.saved_tensors
         gradient = gradient.unsqueeze(1)
         more_words = probs.shape[1] - len(weight)
@@ -139,7 +139,7 @@ class OnGPU(torch.autograd.Function):
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return the product of two matrices of any type in float32, without rounding it."""
+    """Return the product of two matrices of any dtype, summed and returned in float32."""
     if a.dtype == torch.float32:
         return a @ b
     return torch.mm(a, b, out_dtype=torch.float32)
