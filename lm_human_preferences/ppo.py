@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from lm_human_preferences.hparams.algorithm_options import PpoHParams
 
 # (queries (batch, query_length), responses (batch, response_length)) ->
-# (scores (batch,), the responses as they were scored, {'score': scores}), as in the original. A head
-# on hidden states also returns 'score_std' (batch,), the uncertainty of its score without a penalty,
-# and may take the 'states' of its `blocks`, which analyze_responses of the reference returns.
+# (scores (batch,), the responses as they were scored, {'score': scores}), as in the original. Heads
+# on hidden states also return 'score_std' (batch,), the deviation of a score without penalty, and
+# can take the 'states' of their `blocks`, which analyze_responses of the reference returns.
 ScoreFn = Callable[
     ...,
     tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]],
