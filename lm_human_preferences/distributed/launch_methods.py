@@ -4,8 +4,7 @@ import os
 import re
 from typing import NamedTuple
 
-# Ports for Slurm jobs: above the ports of services, below those that hosts use for outgoing
-# connections.
+# Ports for Slurm jobs: above those of services, below those of outgoing connections.
 _FIRST_PORT = 10240
 _PORT_COUNT = 20480
 # Variables that torch.distributed reads by env://. torchrun sets them, and so do Azure ML and

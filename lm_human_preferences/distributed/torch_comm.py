@@ -32,8 +32,7 @@ class TorchComm(Comm):
         launch = launch_methods.current()
         self.rank, self.size = launch.rank, launch.size
         timeout = datetime.timedelta(seconds=seconds)
-        # MPI_Init may wait for ever, and so may a store if another program answers at its address.
-        # Then each rank prints its stacks, later than any error, and rank 0 first.
+        # MPI_Init, or a store at a wrong address, may wait for ever. Then ranks print their stacks.
         later = seconds + STACKS_SECONDS * (2 if self.rank else 1)
         faulthandler.dump_traceback_later(later, exit=True, file=sys.__stderr__ or sys.stderr)
         group = {'rank': self.rank, 'world_size': self.size, 'timeout': timeout}
