@@ -63,9 +63,9 @@ def training_command(
 def _experiment_and_task(
     content: Mapping[str, Any], experiments: Experiments
 ) -> tuple[str, dict[str, Any]]:
-    """Return (experiment of a folder, {option: value} for which the folder's task differs from it).
+    """Return (experiment of a folder, {option: value} in which the folder's task differs from it).
 
-    content: parsed task.json. If it names no experiment, that with the most similar task is taken.
+    content: parsed task.json. If it names no experiment, take the one with the most similar task.
     """
     options = {}
     for key, binds in experiments.items():

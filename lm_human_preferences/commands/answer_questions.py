@@ -25,7 +25,7 @@ from lm_human_preferences.utils.terminal import columns, printable
 
 WIDEST = 80  # largest number of columns that a question takes
 HIGHEST_KEY = 9
-GUARD_SECONDS = 0.25  # a key pressed so soon was meant for the last question, as on the page
+GUARD_SECONDS = 0.25  # a key this soon was meant for the previous question, as on the page
 UNDO = ('u', '\x7f', '\b')  # the latter two are what backspace sends
 ENTER = ('\r', '\n')
 HELP_KEYS = ('h', '?')
@@ -80,7 +80,7 @@ def serve(folder: str, options: LabelHParams) -> None:
 
 def _simulate(folder: LabelFolder, labeller: str, reward: str, **options: Any) -> None:
     """Have a simulated labeller answer. reward: see loading.load_reward_model."""
-    # Imported here, as they load torch, for which people need not wait.
+    # Imported here, as they load torch, which people at a terminal need not wait for.
     from lm_human_preferences.commands.sampler import warnings_only
     from lm_human_preferences.labels import simulated
     from lm_human_preferences.reward_sources.loading import load_reward_model
@@ -157,7 +157,7 @@ class Session:
             since_shown = time.monotonic() - self._shown_at
             is_too_soon = self.keys.are_pressed and since_shown < GUARD_SECONDS
             if is_too_soon and (is_part or key == 's'):
-                continue  # meant for the last question
+                continue  # meant for the previous question
             if is_part:
                 self.pressed.append(int(key))
                 if len(self.pressed) == self.control.keys:

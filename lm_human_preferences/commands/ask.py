@@ -209,7 +209,7 @@ def _resolved(name: str) -> str:
 
 
 def _shown(options: AskHParams) -> str:
-    """Return the name of the policy that a folder records for samples of --policy."""
+    """Return the name, with any best-of-n, that a folder records for --policy."""
     policy = _resolved(options.policy)
     if options.best_of == 1:
         return policy
@@ -256,7 +256,7 @@ def _one_encoding(policies: dict[str, Policy]) -> Encoding:
 
 
 def _labellers(options: AskHParams, number: int) -> int:
-    """Return how many labellers a training question needs. number: index of the question."""
+    """Return how many labellers a training question needs. number: its index among these."""
     is_for_several = int((number + 1) * options.repeated) > int(number * options.repeated)
     return options.labellers if is_for_several else 1
 

@@ -14,7 +14,7 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import ScoringModel, make_score_fn
 from lm_human_preferences.utils.core import TokenIds, token_ids
 
-OF_CHOICE = ('rank', 'mean_score', 'choice_kl')  # names in samples of Choice's last three fields
+OF_CHOICE = ('rank', 'mean_score', 'choice_kl')  # Choice's fields after `best`, as named in samples
 
 
 class Choice(NamedTuple):

@@ -97,7 +97,7 @@ def _mpi() -> str:
 
 
 def step(*options: str) -> str:
-    """Run a training step of the experiment `test`; several ranks do not use a single GPU."""
+    """Run a training step of the experiment `test`; several ranks leave a lone GPU unused."""
     import torch
 
     gpus = {'CUDA_VISIBLE_DEVICES': ''} if torch.cuda.device_count() == 1 and options else {}

@@ -33,7 +33,7 @@ from lm_human_preferences.training import precision
 from lm_human_preferences.training.model_sizes import is_model
 
 CardOf = Callable[..., str]  # function that returns the text of the model card
-RESPONSES = 'texts'  # folder, in that of a head, for the tokeniser of responses
+RESPONSES = 'texts'  # subfolder for the tokeniser of responses, if a head is exported
 
 
 def export(model_dir: str, output_dir: str, form: str = 'model') -> None:
@@ -290,7 +290,7 @@ def _export_reward_model(
         base_of = functools.partial(_base, of_place, output_dir)
         base = peft_files.write(output_dir, of_place, location.scope, base_of, head.weight)
         is_here = _is_here(base)
-        constant = head.constant  # the files of an adapter have no place for it
+        constant = head.constant  # the files of an adapter have no place for the constant
     else:
         causal_lm = saved.as_transformers(model.model)
         made = classifier.classifier_of(causal_lm, head, encoding.n_vocab, name)

@@ -168,7 +168,7 @@ def rounds_of(
 def queries_of_data_set(
     hparams: HParams, encoder: Encoder, batch_size: int, comm: comms.Comm
 ) -> Iterator[torch.Tensor]:
-    """Yield queries of the data set endlessly; each rank yields those of all ranks, in turn."""
+    """Yield queries of the data set endlessly, the same on every rank: each rank's in turn."""
     query_sampler = lm_tasks.make_query_sampler(
         hparams.task,
         encoder=encoder,
@@ -186,7 +186,7 @@ def queries_of_data_set(
 def samples_of(
     rounds: Iterator[torch.Tensor], count: int | None, sampler: Sampler, comm: comms.Comm
 ) -> Iterator[dict[str, Any]]:
-    """Yield `count` samples (None: endlessly), on every rank those of all ranks, in order.
+    """Yield `count` samples (None: endlessly) of all ranks, in order, the same on every rank.
 
     Whole batches are sampled, so that a seed gives the same samples for each `count`.
     """

@@ -208,7 +208,7 @@ def _numbers(values: torch.Tensor) -> list[float | None]:
 
 @contextlib.contextmanager
 def warnings_only() -> Iterator[None]:
-    """Of what the block prints, keep only lines that begin with WARNING, and print to stderr."""
+    """Print only the lines of the block's output that begin with WARNING, and to stderr."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):

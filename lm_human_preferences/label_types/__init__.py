@@ -67,7 +67,7 @@ class PickBest(LabelType):
     def loss_of(
         self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return the mean cross entropy, in nats; for a tie, the mean over all samples as best."""
+        """Return the mean cross entropy in nats; a tie counts as the mean over all choices."""
         import torch
 
         best = labels['best'].to(rewards.device)
@@ -77,7 +77,7 @@ class PickBest(LabelType):
         return {'loss': error, 'error': error}
 
     def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
-        """Return ln N: every response is equally likely to be the best."""
+        """Return ln N: the loss if every response is equally likely to be the best."""
         return math.log(len(self.samples))
 
     def is_right(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -78,11 +78,11 @@ class LabelType:
     scale: tuple[int, int] | None = None  # lowest and highest number that people can answer, if any
     chance: float | None = None  # fraction of answers that guessing gets right; None for ratings
     can_tie: bool = False  # whether "no preference" can be an answer
-    ties: bool = False  # whether it is accepted, see `allow_ties`
+    ties: bool = False  # whether labels may have this answer, see `allow_ties`
     tied: float | None = None  # number that means "no preference", if there is one
 
     def complete(self) -> None:
-        """Derive attributes of a class, such as `samples`, from its schemas as in the original."""
+        """Derive attributes, such as `samples`, if the class defines the original's schemas."""
         if type(self).question_schemas is not LabelType.question_schemas:
             questions = self.question_schemas(query_length=1, response_length=1)
             self.samples = tuple(field for field in questions if field != 'query')
@@ -92,7 +92,7 @@ class LabelType:
             self.expected = 'a number' if self.is_numeric else 'a whole number'
 
     def lacks(self, method: str) -> NoReturn:
-        """Raise UserError, as `method` is needed, which the class does not have."""
+        """Raise UserError: this use needs `method`, which the class of the label type lacks."""
         raise UserError(
             f'--labels.type {self.name} can only learn from labels in files: its class has no'
             f' method {method}, see CONTRIBUTING.md'
@@ -165,7 +165,7 @@ class LabelType:
         self.lacks('by_rewards')
 
     def judged(self, rewards: Sequence[float], rng: random.Random) -> Value:
-        """Return the answer by rewards; if the best are equal, TIE or one of them at random."""
+        """Return the answer that rewards imply: TIE, or a random sample, if the best are equal."""
         check_finite(rewards)
         if self.ties and len(set(heapq.nlargest(2, rewards))) == 1:
             return TIE
@@ -181,7 +181,7 @@ class LabelType:
     def simulate(
         self, scores: torch.Tensor, rng: random.Random | None = None
     ) -> dict[str, torch.Tensor]:
-        """Return {field: answers (batch, *shape)} by `scores` (batch, n samples).
+        """Return {field: answers (batch, *shape)} that `scores` (batch, n samples) imply.
 
         rng: see `judged`; None: the first of equal samples is better, as in the original.
         """
@@ -258,7 +258,7 @@ class LabelType:
         return {field: values[is_choice] for field, values in labels.items()}
 
     def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
-        """Return the lowest mean loss over `labels` that the same reward for all can have."""
+        """Return the mean loss over `labels` if all responses have the same, best reward."""
         self.lacks('guessing_loss')
 
     def is_right(
@@ -279,7 +279,7 @@ class LabelType:
         return torch.tensor(right, dtype=torch.float64)
 
     def target_scales(self, labels: dict[str, torch.Tensor]) -> torch.Tensor | None:
-        """Return numbers (batch,) whose mean and deviation rewards should have, or None."""
+        """Return numbers (batch,) whose mean and deviation the rewards should have, or None."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""Answers of labellers, and the append-only file in which each labeller's answers are."""
+"""Answers of labellers: a single answer, and the log of all answers of a labeller."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class AnswerLog:
         self.label_type, self.givers = label_type, givers
         self.labeller = os.path.basename(path).removesuffix('.jsonl')
         self.reader = json_lines.Reader(path, most_lines)
-        self.uuids: dict[str, Answer] = {}  # {uuid: answer}, taken back or not
+        self.uuids: dict[str, Answer] = {}  # {uuid: answer}, including answers that were taken back
         self.line_of: dict[str, int] = {}  # {uuid: number of the answer's line, from 1}
         # {id of a question: answers to it, oldest first, except answers that were taken back}
         self.by_question: dict[str, list[Answer]] = {}
@@ -202,7 +202,7 @@ class AnswerLog:
 
 
 def check_given_id(value: Any) -> None:
-    """Raise TypeError unless `value` can be the id of a label: an integer, a line of text, None."""
+    """Raise TypeError unless `value` is None or can be an id: an integer or a line of text."""
     is_line = isinstance(value, str) and value.isprintable()
     if value is not None and type(value) is not int and not is_line:
         raise TypeError(f'id must be a whole number or a line of text, not {value!r:.80}')

@@ -56,7 +56,7 @@ class Question:
 
     id: str
     kind: str
-    labellers: int  # number of labellers who are to answer it
+    labellers: int  # number of labellers who should answer it
     policies: tuple[str, ...]  # policy, or file, that each sample is from
     weights: tuple[str, ...]  # digest of each policy's weights; '' if unknown
     part: str  # split of the data set that the query is from
@@ -81,7 +81,7 @@ def is_folder(path: str) -> bool:
 
 
 class LabelFolder:
-    """Questions and answers in a folder of labels, up to the last `refresh`; UserError for none."""
+    """Questions and answers of a folder of labels, up to `refresh`; UserError for other folders."""
 
     def __init__(self, path: str, lines: Mapping[str, int] | None = None) -> None:
         self.path = path
@@ -107,7 +107,7 @@ class LabelFolder:
 
     def refresh(self) -> None:
         """Read the questions and answers that were added; UserError if they cannot be read."""
-        # Answers before questions: whatever is answered by now has been written by now.
+        # Answers before questions: so each answer's question has been written, and is read below.
         for file in files_of(os.path.join(self.path, ANSWERS)):
             name, lines = file.stem, self.lines
             if not LABELLER.fullmatch(name) or (lines is not None and name not in lines):
@@ -149,7 +149,7 @@ class LabelFolder:
         return sum(question.kind == kind for question in self.questions.values())
 
     def answers_to(self, question: Question, without: Collection[str] = ()) -> list[Answer]:
-        """Return each labeller's last answer (or skip) to a question, except that of `without`."""
+        """Return the last answer, or skip, of each labeller except `without` to a question."""
         found = []
         for name, log in self.logs.items():
             answer = log.answer_to(question.id)
@@ -174,7 +174,7 @@ class LabelFolder:
         return [*answers[:1], *(answer for answer in answers[1:] if answer.is_imported)]
 
     def counted(self, kind: str = TRAIN, without: Collection[str] = ()) -> list[Answer]:
-        """Return the answers that count to all questions of a kind, oldest first.
+        """Return, oldest first, the `answers_that_count` of all questions of a kind.
 
         UserError for a name in `without` that has no file of answers.
         """
@@ -208,7 +208,7 @@ class LabelFolder:
             yield label
 
     def time_of_next_answer(self) -> float:
-        """Return the current time (seconds since 1970), but later than that of every answer."""
+        """Return the time in seconds since 1970, raised if needed above that of every answer."""
         latest = max((log.last_time for log in self.logs.values()), default=0.0)
         return max(time.time(), math.nextafter(latest, sys.float_info.max))
 
@@ -239,7 +239,7 @@ def parse_names(names: str | None) -> tuple[str, ...]:
 
 
 def _parse_question(line: bytes, begin: int, where: str, label_type: LabelType) -> Question:
-    """Parse a line of questions.jsonl but for its token ids, which is 8 times as fast."""
+    """Parse a line of questions.jsonl except its token ids, which is 8 times as fast."""
     head, found, _ = line.partition(_TOKENS)
     record = json_lines.parse(head + b'}' if found else line, where)
     try:

@@ -182,7 +182,7 @@ class Prediction:
 def predict(
     get_rewards: Rewards, labels: Labels, label_type: LabelType, batch_size: int, comm: Comm
 ) -> Prediction | None:
-    """Measure, on all ranks together, how well rewards predict labels; None if all are ties."""
+    """Measure how well rewards predict labels, ties left out, on all ranks; None without labels."""
     labels = label_type.without_ties(labels)
     own = {field: values[comm.rank :: comm.size] for field, values in labels.items()}
     shares = comm.all_gather_object(rewards_of(get_rewards, own, label_type, batch_size))

@@ -46,7 +46,7 @@ class LoadedLabels(NamedTuple):
 
 
 def made_up(tensors: dict[str, torch.Tensor]) -> LoadedLabels:
-    """Return LoadedLabels of `tensors {field: (labels, ...)}` that are simulated."""
+    """Return simulated labels, `tensors {field: (labels, ...)}`, as LoadedLabels."""
     count = len(tensors['query'])
     return LoadedLabels(tensors, [], {'found': count, 'simulated': count})
 
@@ -207,7 +207,7 @@ def _are_tokens(value: Any, length: int) -> bool:
 
 
 def _check_tokens(label: str, field: str, tokens: np.ndarray, encoding: Encoding) -> None:
-    """Raise UserError if `tokens (labels, length)` has an unknown id, or a query only padding."""
+    """Raise UserError if `tokens (labels, length)` has an unknown id, or a query is empty."""
     padding = encoding.get_encoder().padding_token
     unknown = ((tokens < 0) | (tokens >= encoding.n_vocab)) & (tokens != padding)
     if unknown.any():

@@ -40,7 +40,7 @@ def score(run: str, file: str, too_long: str) -> None:
     with option_renamed('RUN'), warnings_only():
         scorer = text_scorer(run, chat=True, may_be_code=True)
     named = [texts_of(record, where) for where, record in found]
-    others = []  # fields that are copied, such as an id: no texts, nothing from `sample`
+    others = []  # {field: value} to copy to the output, such as an id
     for (_, record), (_, responses) in zip(found, named, strict=True):
         others.append(fields.columns(record, (*_RESPONSES, *responses, *OF_SAMPLES)))
     if scorer is not None:
@@ -128,7 +128,7 @@ def _task_of(run: str) -> TaskHParams:
 def _tokens(
     record: Any, where: str, named: Named, tokeniser: Tokeniser, n_vocab: int
 ) -> list[Pair]:
-    """Return (query, response) as tokens for each response; reuse those that `sample` saved."""
+    """Return [(query tokens, response tokens)]; reuse the tokens of samples from `sample`."""
     query, responses = named
     # A sample may hold tokens after its end, which no reward has seen.
     of_response, after_end = record.get('response_tokens'), record.get('tokens_after_end')

@@ -125,7 +125,7 @@ class Page:
         raise HTTPException(401, 'Open the link that you were given.')
 
     async def refuse(self, request: Request, error: Exception) -> Response:
-        """Send an error that the page shows; after a 507, as the disk fails, the page retries."""
+        """Send an error for the page to show; status 507, a failing disk, makes the page retry."""
         if isinstance(error, HTTPException):
             return JSONResponse({'error': error.detail}, error.status_code, error.headers)
         if isinstance(error, Refused):

@@ -57,9 +57,9 @@ class Assignments:
     def _waiting(self, name: str, own: str) -> list[Question]:
         """Return the questions that are left for labeller `name`, who holds the question `own`.
 
-        Gold questions are left out near the end, so that another question follows each gold one.
-        The end is below two other questions per labeller: meanwhile, everybody else may answer
-        the question that they hold, and get one more.
+        Gold questions are left out if fewer than two other questions per labeller are open. All
+        other labellers may answer the question that they hold, and get one more: then no question
+        might follow a gold question.
         """
         questions = self.folder.questions.values()
         open_to = [question for question in questions if self.folder.is_open_for(question, name)]
@@ -73,7 +73,7 @@ class Assignments:
         """Return the sort key of a question for labeller `name`; the smallest key comes first.
 
         All labellers share the ordinary questions, but each answers every gold question. Smaller
-        keys spread the gold questions evenly over the fraction that a labeller gets.
+        keys spread the gold questions evenly over all questions that a labeller gets.
         """
         rank = int.from_bytes(self.labellers[name].rank(question.id))
         return rank // len(self.labellers) if question.kind == GOLD else rank

@@ -48,7 +48,7 @@ class LabellingService:
         self.assignments = Assignments(folder, self.labellers)
 
     def task(self, name: str) -> dict[str, Any]:
-        """Return {name: value} of what is the same for all questions of a labeller."""
+        """Return {name: value} for the page: what stays the same from question to question."""
         return {
             'labeller': name,
             'instructions': self.folder.task['instructions'],

@@ -20,7 +20,7 @@ def krippendorff_alpha(answers: Sequence[Sequence[Value]], label_type: LabelType
     """Return Krippendorff's alpha of the answers to each question: 1 if all agree, 0 by chance.
 
     Chance must not depend on the order in which samples happen to be stored, so each question
-    counts once for each rotation of its samples. NaN without two different answers after that.
+    counts once for each rotation of its samples. NaN if no two answers differ after that.
     """
     places = list(range(len(label_type.samples)))
     units = []

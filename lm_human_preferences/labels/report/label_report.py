@@ -18,7 +18,7 @@ Said = dict[str, dict[str, Value]]  # {question: {labeller: answer}}, without sk
 
 def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]:
     """Return the report of `./launch.py labels` for JSON. without: labellers to leave out."""
-    of_named: Said = {}  # no imported answers without a name: one person may have given all
+    of_named: Said = {}  # only named labellers: one person may have given all unnamed answers
     disagreements: Said = {}
     answered = retired = 0
     for question in folder.questions.values():
@@ -115,7 +115,7 @@ def _labeller(folder: LabelFolder, name: str, said: Said) -> dict[str, Any]:
         'kind': kind,
         'answers': len(own),
         'ties': sum(answer.value == TIE for answer in own) if label_type.ties else None,
-        'all_bad': sum(answer.is_bad for answer in own),  # included in the ties
+        'all_bad': sum(answer.is_bad for answer in own),  # also counted as ties
         'skipped': len(last) - len(own),
         'median_seconds': statistics.median(seconds) if seconds else None,
         'positions': positions,
@@ -127,7 +127,7 @@ def _labeller(folder: LabelFolder, name: str, said: Said) -> dict[str, Any]:
 
 
 def _positions(folder: LabelFolder, answers: Sequence[Answer]) -> list[int] | None:
-    """Count how often each place on the screen was preferred, but for imported answers."""
+    """Count the answers, not imported, that prefer each place on the screen; None for none."""
     places = [0] * len(folder.samples)
     for answer in answers:
         best = folder.label_type.preferred(answer.value)
@@ -137,7 +137,7 @@ def _positions(folder: LabelFolder, answers: Sequence[Answer]) -> list[int] | No
 
 
 def _gold(folder: LabelFolder, answers: Sequence[Answer]) -> dict[str, int] | None:
-    """Count the answers to gold questions, and the right ones; None for ratings."""
+    """Count the answers to gold questions, and the right answers; None for ratings."""
     if folder.label_type.chance is None:
         return None
     found = {'answers': 0, 'right': 0}

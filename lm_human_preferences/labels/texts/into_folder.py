@@ -81,7 +81,7 @@ def add_questions(
     kind: str = TRAIN,
     labellers: Callable[[int], int] | None = None,
 ) -> int:
-    """Add the questions that are new, gold ones with their answers; return the number added.
+    """Add the questions that are new, and return their number; gold questions keep their answers.
 
     source: recorded as the policy of each sample. labellers: function from the index of a new
     question to the number of people who should answer it; default: as many as have answered it.
@@ -157,7 +157,7 @@ def _answers(
 ) -> tuple[dict[str, dict[str, list[Answer]]], int]:
     """Return {labeller: {id of a question: answers in order}}, and the number of repeated rows.
 
-    Answers to one question that name nobody are from different people; repeated rows count once.
+    Unnamed answers to one question count as those of different people; repeated rows count once.
     """
     unnamed: dict[str, list[tuple[Any, ...]]] = {}  # {question: (answer, whether all are bad, id)}
     repeated = 0

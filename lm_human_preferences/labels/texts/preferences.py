@@ -51,7 +51,7 @@ def preference(record: Mapping[str, Any], where: str) -> tuple[str, tuple[str, s
 
 
 def is_dialogue(text: str) -> bool:
-    """Return whether a text holds messages of a dialogue, as a transcript does."""
+    """Return whether a text is a dialogue: messages with their roles, or a transcript."""
     return messages.is_dialogue(text) or _is_transcript(text)
 
 

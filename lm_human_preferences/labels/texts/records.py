@@ -3,7 +3,7 @@
     {"query", "sample0", "sample1", .., "best"}   the fields of a label, as strings
     {"prompt", "chosen", "rejected"}              see preferences.py
 
-Both may have an "id", and a "labeller" who gave the answer. The query may be in any of the fields
+Both may have an "id", and a "labeller" who gave the answer. The query may have any of the names in
 fields.QUERIES; a field "system" has the message before the query. A file is a JSON array, JSON
 lines, or a table (.csv, .tsv) whose columns are the fields.
 """

@@ -35,7 +35,7 @@ NOTES = {
 
 
 class Skipped(Exception):
-    """Signal: a label is left out, which has been counted."""
+    """Signal: a label is left out; `counts` includes it already."""
 
 
 class Tokeniser:
