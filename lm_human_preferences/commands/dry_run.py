@@ -134,7 +134,7 @@ def _queries(plan: Plan, encoder: Encoder | None, unchecked: list[str]) -> list[
 def _check_online(
     policy: TrainPolicy, retraining: TrainReward, encoding: Encoding | None, unchecked: list[str]
 ) -> None:
-    """Check a training that asks for labels online; its queries may come from a source of labels."""
+    """Check a training that asks for labels online; its queries may be those of label files."""
     online = policy.settings.rewards.online
     if online is not None and online.source == 'mock' and encoding is not None:
         known_reward.check_encoding(encoding)

@@ -50,7 +50,7 @@ def check_num_train(settings: HParams) -> int:
     """Return --labels.num_train, which the source 'mock' needs; UserError if it is missing."""
     if settings.labels.num_train is None:
         raise UserError(
-            f'{settings.labels.setting("source")} answers as many queries as it is asked: give'
+            f'{settings.labels.setting("source")} labels as many queries as you want: give'
             f' {settings.labels.option_name("num_train")}'
         )
     return settings.labels.num_train
