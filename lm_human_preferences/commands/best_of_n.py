@@ -21,7 +21,7 @@ class Choice(NamedTuple):
     """Best of n responses to each query: tensors (queries,)."""
 
     best: torch.Tensor  # index of the best response, the first if several are equally good
-    rank: torch.Tensor  # rank of `best`: 1, or with ties the mean of their ranks, such as 1.5
+    rank: torch.Tensor  # rank of `best`: 1, or with ties the mean of the tied ranks, such as 1.5
     mean_score: torch.Tensor  # mean score of the n responses
     kl: torch.Tensor  # KL divergence of best-of-n sampling, see `choose`
 

@@ -171,7 +171,7 @@ def _ends(task: lm_tasks.TaskHParams, encoder: Encoder) -> list[int]:
 
 
 def _write_generation_config(temperature: float, ends: list[int], output_dir: str) -> None:
-    """Write settings by which `generate` of transformers samples as in the training."""
+    """Write settings with which `generate` of transformers samples as in training."""
     from transformers import GenerationConfig
 
     GenerationConfig(

@@ -29,7 +29,7 @@ IMPORTED = 'imported'  # field of an answer: true if it was imported from anothe
 SIMULATED = 'simulated'  # field of an answer: true if a simulated labeller gave it
 UNNAMED = 'imported'  # name of the labeller if imported answers name nobody
 GIVEN_BY = 'labeller'  # field of a label in a file of texts: name of its labeller
-ID = 'id'  # field of a label in a file: its id in the tool that it is from
+ID = 'id'  # field of a label in a file: its id in another tool
 GIVEN_ID = 'given_id'  # field of a question or an answer: ID of the imported label
 
 

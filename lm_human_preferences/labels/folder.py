@@ -139,7 +139,7 @@ class LabelFolder:
             line = file.read(length)
         where = f'{path}, question {printable(question.id)}'
         record = json_lines.parse(line, where)
-        # Any: a missing or wrong field is found below, as it changes the digest.
+        # Any: a missing or malformed field changes the digest, which is checked below.
         tokens: dict[str, Any] = {field: record.get(field) for field in ['query', *self.samples]}
         if question_id(tokens) != question.id:
             raise UserError(f'{where} is damaged: its id is not that of its tokens')
