@@ -140,8 +140,8 @@ class Checkpointer(contextlib.AbstractContextManager):
             if self.comm.rank == 0 and not has_own_seed:
                 announce(
                     f'note: {now}, before {before}: responses and minibatches are drawn from other'
-                    ' random streams and sums are rounded otherwise, so this is not bit for bit the'
-                    ' run that it would have been'
+                    ' random streams, and sums are rounded differently, so the results differ from'
+                    ' those of an uninterrupted run'
                 )
             return
         set_random_state(states[self.comm.rank])
@@ -264,8 +264,8 @@ def load(prefix: str, tensors: Mapping[str, torch.Tensor]) -> None:
         value = torch.from_numpy(np.array(bundle.get(name, missing)))
         if (value.dtype, value.shape) != (tensor.dtype, tensor.shape):
             raise UserError(
-                f'{prefix} has no {name} of {tensor.dtype} {tuple(tensor.shape)}: it is of another'
-                ' model'
+                f'{prefix} has no {name} of {tensor.dtype} {tuple(tensor.shape)}: it belongs to'
+                ' another model'
             )
         tensor.copy_(value)
 

@@ -136,8 +136,8 @@ def remarks(results: dict[str, Any], reward: str) -> list[str]:
     known = [values for label, values in points.values() if label not in unknown]
     if any(values.get('share', 0) is None for values in known):
         lines.append(
-            '-: nothing is gained, as all scores are alike or the KL is 0, or --queries are below'
-            f' {FEWEST_FOR_SHARE} or differ too much'
+            '-: nothing is gained, as all scores are alike or the KL is 0; or --queries are below'
+            f' {FEWEST_FOR_SHARE}, or the queries differ too much'
         )
     return lines
 

@@ -112,7 +112,7 @@ def load(directory: str) -> tuple[Head, dict[str, Any]]:
             head = Head(**{name: file.get_tensor(name) for name in names})
         digest = about.pop(DIGEST, None)
         if digest not in (None, _digest(vars(head), about)):
-            raise ValueError('it is not as it was written')
+            raise ValueError('its checksum does not match')
         _check_about(about, head.mean.numel())
         _check(head)
     except (SafetensorError, RecursionError, *_WRONG_KINDS) as e:
