@@ -146,9 +146,9 @@ def listen(place: Endpoint) -> socket.socket:
     is_one_host = place.address in (LOOPBACK, 'localhost')
     try:
         return socket.create_server((LOOPBACK if is_one_host else '', place.port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise UserError(
-            f'rank 0 cannot listen at {place.address}, TCP port {place.port} ({error.strerror}):'
+            f'rank 0 cannot listen at {place.address}, TCP port {place.port} ({error.args[-1]}):'
             " set MASTER_PORT to a free port, and MASTER_ADDR to its host's name, for all ranks"
         ) from error
 

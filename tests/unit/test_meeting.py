@@ -106,6 +106,10 @@ def test_a_store_of_one_host_is_open_to_that_host_alone():
     place = Endpoint(address, port, 'job')
     with pytest.raises(UserError, match=f'^rank 0 cannot listen at {address}, TCP port {port} .Ad'):
         meeting.listen(place)
+    with pytest.raises(
+        UserError, match=r'port 99999 \(bind\(\): port must be 0-65535.\): set MASTER'
+    ):
+        meeting.listen(place._replace(port=99999))
     store = meeting.open_store(place, listener, seconds=5)
     store.set('key', 'value')
     assert meeting.open_store(place, None, seconds=5).get('key') == b'value'
@@ -114,10 +118,12 @@ def test_a_store_of_one_host_is_open_to_that_host_alone():
 
 
 def test_a_rank_that_does_not_come():
-    nowhere = Endpoint('127.0.0.1', 1, 'job')
-    late = '^nothing answers at 127.0.0.1, TCP port 1 within 1 s: MASTER_ADDR and MASTER_PORT must'
-    with pytest.raises(RankLost, match=late):
-        meeting.open_store(nowhere, None, seconds=1)
+    with socket.socket() as taken:  # nothing listens there
+        taken.bind(('127.0.0.1', 0))
+        nowhere = Endpoint(*taken.getsockname(), 'job')
+        late = f'^nothing answers at 127.0.0.1, TCP port {nowhere.port} within 1 s: MASTER_ADDR and'
+        with pytest.raises(RankLost, match=late):
+            meeting.open_store(nowhere, None, seconds=1)
     listener = meeting.listen(nowhere._replace(port=0))
     store = meeting.open_store(nowhere._replace(port=listener.getsockname()[1]), listener, 1)
     late = '^wait timeout after 1000ms, keys: /job/address of rank 1; see --run.allreduce_timeout'
