@@ -47,8 +47,10 @@ def fetch(url: str, directory: str, pattern: re.Pattern[str]) -> None:
     remote = [path for path in storage.listing(url) if pattern.fullmatch(path)]
     with_values = set()
     for path in filter(_is_list, remote):
-        # Two, as a checkpoint that was saved on an error in the middle of a step cannot be resumed.
-        with_values.update(_listed(path, storage.read_text(storage.join(url, path)))[-2:])
+        stems = _listed(path, storage.read_text(storage.join(url, path)))
+        # The last one cannot be resumed if an error in the middle of a step has saved it.
+        resumable = [stem for stem in stems if stem + names.RESUME in remote]
+        with_values.update(stems[-1:], resumable[-1:])
     wanted = []
     for path in remote:
         if not path.endswith(names.DATA) or _stem(path) in with_values:

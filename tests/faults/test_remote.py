@@ -1,6 +1,7 @@
 """Runs that are kept in a remote directory, against a loopback imitation of Azure's storage."""
 
 import contextlib
+import glob
 import json
 import os
 import re
@@ -284,7 +285,7 @@ def test_the_store_is_right_where_another_machine_went_on(store, tmp_path, monke
 
 
 def test_a_run_that_was_fetched_in_part_is_fetched_again(store, monkeypatch):
-    succeed(f'{DIRECT} 64')
+    succeed(f'{DIRECT} 128')
     replace = os.replace
 
     def break_off(source, target):
@@ -300,6 +301,8 @@ def test_a_run_that_was_fetched_in_part_is_fetched_again(store, monkeypatch):
     assert os.listdir(staged()) and not uploads.is_up_to_date(RUN, staged())
     uploads.fetch(*fetch)
     assert uploads.is_up_to_date(RUN, staged())
+    data = glob.glob(staged('policy/checkpoints/*.data-*'))  # of the last one alone: it is large
+    assert [os.path.basename(path) for path in data] == ['model.ckpt-2.data-00000-of-00001']
 
 
 def test_a_run_that_was_copied_to_the_store_goes_on(store, tmp_path):
