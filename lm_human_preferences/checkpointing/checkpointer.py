@@ -26,7 +26,7 @@ from lm_human_preferences.utils.logging import Logger, announce
 
 
 class Trainer(Protocol):
-    """Trainer with tensors, and with a state_dict of JSON values that is loaded before them."""
+    """Trainer with named tensors, and a JSON state_dict, which is loaded before the tensors."""
 
     logger: Logger
 
@@ -64,7 +64,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         self.directory = directory
         self.comm = comm
         self.resume = resume
-        self.frozen: tuple[str, ...] = ()  # prefixes of tensors that are not copied
+        self.frozen: tuple[str, ...] = ()  # prefixes of the names of tensors that are not copied
         self.max_to_keep = max_to_keep
         self.stop_timeout = stop_timeout
         checkpoint = None
@@ -75,7 +75,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         self.prefix: str | None = prefix
         self.state: dict[str, Any] = state
         self.seed: int | None = None
-        # Library of the matrix products, and the processor that the run began on.
+        # Library for matrix products, and processor, with which the run began.
         self.products: dict[str, Any] = state.get('products', {})
         self.saved_step: int | None = None
         self.writing: concurrent.futures.Future[str] | None = None
@@ -160,7 +160,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         """Save in the background.
 
         resumable: False for a save by rank 0 alone in the middle of a step. position: position to
-        resume from, if the tensors have not changed since then; None: the present one.
+        resume from, if the tensors have not changed since then; None: the current position.
         """
         if not self.directory:
             return

@@ -83,7 +83,7 @@ def _reward_models(
 ) -> RewardModels:
     """Return {name: reward model} of a run.
 
-    If the reward model was trained on film reviews, their known reward is added as a second one.
+    If the reward model was trained on film reviews, their known reward is measured, too.
     """
     trained_on = source.for_evaluation(save_dir, encoding, reference)
     if isinstance(trained_on, KnownReward):

@@ -169,7 +169,7 @@ def effective_samples(ref_logprobs: torch.Tensor, rewards: torch.Tensor, beta: f
     weights = (ref_logprobs.double() + rewards / beta).softmax(-1)
     gains = (weights * rewards).sum(-1) - expected(ref_logprobs, rewards)
     if gains.max() <= ROUNDING * rewards.abs().max():
-        return float(rewards.shape[-1])  # there is nothing to estimate
+        return float(rewards.shape[-1])  # without gains, there is nothing to estimate
     gains = gains.clamp(min=0)
     return (gains.sum() / (gains * weights.square().sum(-1)).sum()).item()
 

@@ -127,7 +127,7 @@ def posterior(problem: Problem, strength: float) -> Posterior:
     known = directions[is_known] * fraction[is_known].sqrt().unsqueeze(1)
     variance = 1 / strength
     if problem.label_type.is_numeric:
-        free = len(scores) - (scores.shape[1] == 1)  # only ratings determine the bias, too
+        free = len(scores) - (scores.shape[1] == 1)  # for ratings, the bias takes one degree, too
         left = 2 * problem.surprise(scores) + strength * weight.square().sum()
         variance *= left.item() / max(free, 1)
     return Posterior(weight, bias, known, torch.tensor(variance**0.5))

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
     from lm_human_preferences.plan.phases import TrainPolicy, TrainReward
 
-POLL_SECONDS = 1.0  # seconds between two looks for new answers
+POLL_SECONDS = 1.0  # seconds between two checks for new answers
 HOUR = 3600.0
 
 
 class Collection(Hook):
-    """Collects labels while `trainer` trains a policy; entered on every rank."""
+    """Hook to collect labels while `trainer` trains; a context manager, entered on every rank."""
 
     def __init__(self, trainer: PPOTrainer, phase: TrainPolicy, checkpointer: Checkpointer) -> None:
         self.phase, online = phase, phase.settings.rewards.online

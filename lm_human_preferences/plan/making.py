@@ -1,4 +1,4 @@
-"""Making of a plan, from the settings of a command."""
+"""Construction of a command's plan from its settings."""
 
 from __future__ import annotations
 

@@ -60,12 +60,12 @@ class TrainReward:
 
     @property
     def adapters(self) -> dict[str, LoraHParams]:
-        """Options of the adapters of the networks that learn, by scope; empty without LoRA."""
+        """LoRA options {scope: options} of the networks that learn; {} without LoRA."""
         lora = self.settings.task.policy.lora
         return {} if lora is None else {'reward_model': self.settings.lora or lora}
 
     def path(self, name: str) -> str | None:
-        """Return the path of a file of the run; None where nothing is saved."""
+        """Return the path of the run's file `name`; None if the run saves nothing."""
         directory = self.settings.run.directory
         return directory and storage.join(directory, name)
 
@@ -129,7 +129,7 @@ class TrainPolicy:
 
     @property
     def adapters(self) -> dict[str, LoraHParams]:
-        """Options of the adapters of the networks that learn, by scope; empty without LoRA."""
+        """LoRA options {scope: options} of the networks that learn; {} without LoRA."""
         lora, new_model = self.settings.task.policy.lora, self.settings.new_reward_model
         if lora is None or new_model is None:
             return {} if lora is None else {'policy': lora}

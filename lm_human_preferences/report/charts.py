@@ -1,4 +1,4 @@
-"""Chart of the training of policies as SVG for a page, in the colours of its style sheet."""
+"""SVG chart of policies' training for the report page, in the colours of the page's styles."""
 
 import io
 import re

@@ -150,7 +150,7 @@ def answer(run: Run) -> list[tuple[str, str, list[str]]]:
 
 
 def _attained(points: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """Return the fraction of the possible gain that a policy attained, and its rewards."""
+    """Return texts: the fraction of the possible gain that a policy attained, and its rewards."""
     policy = points['policy']
     way = f'{number(points["base"]["reward"])} → {number(policy["reward"])}'
     if policy.get('share') is None:
@@ -192,7 +192,7 @@ def mind(run: Run) -> list[tuple[str, str]]:
 
 
 def task(run: Run) -> Table:
-    """Return the task of a run."""
+    """Return a table of a run's task."""
     settings, folder = run.task, run.trainer.folder
     if settings is None:
         return facts_table({'Settings': NOT_RECORDED})

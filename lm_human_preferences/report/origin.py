@@ -97,7 +97,7 @@ def origin(run: Run, has_names: bool) -> Table:
 
 
 def command_lines(command: Mapping[str, Any], has_names: bool) -> str:
-    """Return a recorded command with one option a line, which can be pasted."""
+    """Return a recorded command with one option per line, ready to be pasted into a shell."""
     text = str(command.get('command') or NOT_RECORDED)
     if not has_names:
         text = _NAMING.sub(rf'\2{NAMES}', text)

@@ -42,7 +42,7 @@ def check_directory(directory: str) -> None:
 
 
 def own_files(hparams: Training) -> list[str]:
-    """Return paths and URLs of existing files of a run with `hparams`, partial files included."""
+    """Return paths and URLs of all files that a run with `hparams` has, including partial ones."""
     pattern = run_files.written_by(hparams.commands, r'(\.\d+\.part)?')
     directory, save_dir = hparams.run.directory, hparams.run.save_dir
     assert directory is not None and save_dir is not None

@@ -86,7 +86,7 @@ def write(hparams: Training, directory: str, *, experiment: str | None, ranks: i
 
 
 def _additions(hparams: Training) -> dict[str, Any]:
-    """Return the options that the original lacks and that a resumed run keeps."""
+    """Return {option: value} of options that the original lacks and that a resumed run keeps."""
     found = hparams.additions()
     return {name: found[name] for name in found if name not in OF_ONE_START}
 

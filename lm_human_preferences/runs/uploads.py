@@ -27,7 +27,7 @@ CLOSE_TIMEOUT = 600  # seconds for which uploads are tried again after the run h
 
 
 class TakenOver(storage.StorageError):
-    """Another machine has gone on with the run."""
+    """Another machine has continued the run."""
 
 
 def is_up_to_date(url: str, directory: str) -> bool:
@@ -144,7 +144,7 @@ class Uploader:
         self.directory = directory
         self.pattern = pattern
         self.known = known
-        self.error: Exception | None = None  # of the last try; None when all was uploaded
+        self.error: Exception | None = None  # error of the last try; None if all was uploaded
         self.closing = threading.Event()
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
