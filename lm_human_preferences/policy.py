@@ -20,8 +20,8 @@ from lm_human_preferences.utils.core import TokenIds, default_device, digest_of,
 if TYPE_CHECKING:
     from lm_human_preferences.language.trained_models import TrainedModel
 
-# Most responses to a query in one row: attention multiplies all of them with each other, then masks
-# most of the products, which for 64 responses costs far more than a shared query saves.
+# Largest number of responses to a query in one row. Attention multiplies all with each other and
+# masks most products, which for 64 responses costs far more than the shared query saves.
 MOST_IN_A_ROW = 8
 
 
@@ -105,7 +105,7 @@ class Policy:
         )
 
     def mask_of(self, responses: torch.Tensor) -> torch.Tensor | None:
-        """Return a mask of `responses (batch, length)`, False at padding; None if it needs none."""
+        """Return the mask (batch, length) of tokens without padding; None if none can end early."""
         return None if self.is_end is None else responses != self.padding_token
 
     def analyze_responses_op(
@@ -168,7 +168,7 @@ class Policy:
         samples_per_query: int,
         kept: BlockInputs,
     ) -> torch.Tensor:
-        """Return the network's outputs (batch, length, n_embd) before each token of a response.
+        """Return the network's outputs that predict each token: (batch, length, n_embd).
 
         responses: (batch, length), in host memory.
         """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # (queries (batch, query_length), responses (batch, response_length)) ->
 # (scores (batch,), the responses as they were scored, {'score': scores}), as in the original. Heads
-# on hidden states also return 'score_std' (batch,), the deviation of a score without penalty, and
+# on hidden states also return 'score_std' (batch,), the standard deviation of a score, and
 # can take the 'states' of their `blocks`, which analyze_responses of the reference returns.
 ScoreFn = Callable[
     ...,

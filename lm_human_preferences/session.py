@@ -48,7 +48,7 @@ class Run:
     bases: Bases = dataclasses.field(default_factory=Bases)
 
     def plan(self) -> Plan:
-        """Freeze the settings, equal on all ranks; return the plan that follows from them."""
+        """Freeze the settings, the same on all ranks; return the plan that follows from them."""
         pin(self.settings, self.comm)
         training = self.settings.reward_training
         if self.settings.policy is not None and training is not None:

@@ -43,7 +43,7 @@ def fixed_queries(
 
 
 def hooks(trainer: PPOTrainer, phase: TrainPolicy, seed: int | None, reader: Encoder) -> list[Hook]:
-    """Return a list with the hook that saves samples; empty unless on rank 0 and saving."""
+    """Return [hook that saves samples] on rank 0; [] on other ranks, or if nothing is saved."""
     run, task = phase.run, phase.settings.task
     if trainer.comm.rank != 0 or run.directory is None:
         return []

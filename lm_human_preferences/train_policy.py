@@ -81,7 +81,7 @@ def learning_settings(settings: HParams, encoder: Encoder, comm: Comm) -> dict[s
 
 
 def train(hparams: HParams, comm: Comm | None = None, experiment: str | None = None) -> None:
-    """Train a policy in SAVE_DIR/policy: `./launch.py train_policy`. experiment: recorded name."""
+    """Train a policy in SAVE_DIR/policy (`./launch.py train_policy`). experiment: its name."""
     with (
         session.opened(hparams, comm, experiment) as run,
         memory.explain_oom('--ppo.micro_batch_size'),

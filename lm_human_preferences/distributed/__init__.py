@@ -1,4 +1,4 @@
-"""Ranks: processes that train together by MPI, Horovod or torch.distributed, used only here."""
+"""Ranks: processes that train together; only this package uses MPI and torch.distributed."""
 
 ENGINES = ('auto', 'horovod', 'torch')  # for averaging gradients, see torch_comm.py
 ALLREDUCE_TIMEOUT = 1800  # seconds that ranks wait for each other

@@ -40,7 +40,7 @@ def become_mpiexec(size: int) -> NoReturn:
 
 
 def mpiexec_words(size: int) -> list[str]:
-    """Return the words that start a command after them on `size` ranks, by .venv's MPICH."""
+    """Return the words of an mpiexec for `size` ranks here, without the command of the ranks."""
     mpiexec = Path(sys.executable).with_name('mpiexec')
     if not mpiexec.exists():
         raise UserError(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = '127.0.0.1'
 CONNECT_SECONDS = 5  # timeout of a connection to an address of the first host
-STORE_SECONDS = 2  # a store that takes longer to answer has a stopped rank
+STORE_SECONDS = 2  # if the store takes longer to answer, its rank is stopped
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 _store: Store | None = None  # the store where this rank has met the others
@@ -118,7 +118,7 @@ def load_mpi(family: Family) -> ModuleType:
 
 
 def _libraries(soname: str) -> list[str]:
-    """Return paths where the library may be: beside the launcher, in this environment, any."""
+    """Return paths to look for the library: beside the launcher, in this environment, anywhere."""
     prefixes = [Path(sys.prefix)]
     with contextlib.suppress(OSError):  # another user owns the launcher
         prefixes.insert(0, Path(os.readlink(f'/proc/{os.getppid()}/exe')).parents[1])
@@ -178,7 +178,7 @@ def choose_interface(store: Store, place: Endpoint, launch: Launch) -> None:
     store.set(f'address of rank {launch.rank}', own)
     for rank in range(launch.size):
         address = store.get(f'address of rank {rank}').decode()
-        if address not in here:  # the first host learns no route from its own address
+        if address not in here:  # the first host needs the route to another host
             own = _address_towards(address)
             break
     if own in here:

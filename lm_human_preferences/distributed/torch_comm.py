@@ -20,7 +20,7 @@ from lm_human_preferences.distributed.gradients import Gradients, OverlappedGrad
 from lm_human_preferences.distributed.meeting import RankLost
 from lm_human_preferences.machine import process
 
-STACKS_SECONDS = 5  # from the timeout of an error to a print of the stacks
+STACKS_SECONDS = 5  # between the timeout and the print of stacks
 
 
 class TorchComm(Comm):

@@ -19,7 +19,7 @@ from lm_human_preferences.utils.terminal import error_line
 
 _PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent has ended
 PRINT_SECONDS = 0.5  # for the launcher to pass on a rank's output before it ends all
-REPORT_SECONDS = 3  # for another rank to report, which may take a look at the run's files
+REPORT_SECONDS = 3  # for another rank to report an error, which may read the run's files
 
 _clean_ups: list[Callable[[], object]] = []
 

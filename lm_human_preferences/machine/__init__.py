@@ -1,1 +1,1 @@
-"""Hardware of this machine and settings of this process for it; knows no networks or runs."""
+"""Hardware of this machine, and the settings of this process that depend on the hardware."""

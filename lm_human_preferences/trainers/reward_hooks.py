@@ -47,7 +47,7 @@ class HeldOut(Hook):
         self.trainer = trainer
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """Log the accuracy after each epoch, and print it after the last, on all ranks at once."""
+        """Log the accuracy after each epoch and print the final one; all ranks must call this."""
         trainer = self.trainer
         if step % trainer.steps_of_epoch != 0:
             return

@@ -61,7 +61,7 @@ class RewardModelTrainer:
         self.label_type = label_types.get(self.settings.labels.type)
         self.num_train = len(self.labels['query'])
         self.steps_done = 0
-        self.is_undone = False  # stays so: a failed step may have changed the weights
+        self.is_undone = False  # stays False: a failed step may have changed the weights
         self.order: np.ndarray | None = None  # indices of labels, one epoch after the other
         self.prediction: Prediction | None = None  # last measured accuracy on held-out labels
         self.batches: list[LearnedBatch] = []  # batches learned by this process
@@ -134,7 +134,7 @@ class RewardModelTrainer:
     def _differentiable_rewards(
         self, queries: torch.Tensor, responses: torch.Tensor
     ) -> torch.Tensor:
-        """Return differentiable rewards (batch, n); recompute activations if in micro-batches."""
+        """Return differentiable rewards (batch, n); micro-batches recompute their activations."""
         get_rewards = self.reward_model.get_rewards_op
         size = self.settings.micro_batch_size
         if size is None:
@@ -143,7 +143,7 @@ class RewardModelTrainer:
         return map_micro_batches(recomputed, size, queries, responses)
 
     def normalize(self, target_mean: float, target_std: float) -> None:
-        """Scale rewards of the initial policy's samples to this mean and std, or UserError."""
+        """Scale rewards of the initial policy's samples to this mean and std, or raise UserError."""
         if not self.settings.normalize_samples:
             return
         self.reward_model.reset_reward_scale()

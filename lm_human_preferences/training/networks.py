@@ -28,7 +28,7 @@ class Networks:
     """Scopes (prefixes of parameter names) of a training's networks, by how they change."""
 
     learning: tuple[str, ...]
-    frozen: tuple[str, ...]  # never change, so saving does not copy them
+    frozen: tuple[str, ...]  # scopes that never change: saving does not copy them
     retrained: tuple[str, ...] = ()  # retrained between steps, by an unsaved optimizer
 
     @property
