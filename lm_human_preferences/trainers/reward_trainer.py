@@ -143,7 +143,7 @@ class RewardModelTrainer:
         return map_micro_batches(recomputed, size, queries, responses)
 
     def normalize(self, target_mean: float, target_std: float) -> None:
-        """Scale rewards of the initial policy's samples to this mean and std, or raise UserError."""
+        """Scale the initial policy's rewards to this mean and std; UserError if impossible."""
         if not self.settings.normalize_samples:
             return
         self.reward_model.reset_reward_scale()
