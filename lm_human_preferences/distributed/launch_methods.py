@@ -5,8 +5,7 @@ import re
 from typing import NamedTuple
 
 # Ports for Slurm jobs: above those of services, below those of outgoing connections.
-_FIRST_PORT = 10240
-_PORT_COUNT = 20480
+_FIRST_PORT, _PORT_COUNT = 10240, 20480
 # Variables that torch.distributed reads by env://. torchrun sets them, and so do Azure ML and
 # operators of Kubernetes without torchrun.
 _TORCH_VARIABLES = ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')

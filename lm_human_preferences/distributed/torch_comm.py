@@ -36,11 +36,9 @@ class TorchComm(Comm):
         later = seconds + STACKS_SECONDS * (2 if self.rank else 1)
         faulthandler.dump_traceback_later(later, exit=True, file=sys.__stderr__ or sys.stderr)
         group = {'rank': self.rank, 'world_size': self.size, 'timeout': timeout}
-        try:
-            with noticing_lost_ranks():
-                self.dist.init_process_group('gloo', store=meeting.meet(seconds), **group)
-        finally:
-            faulthandler.cancel_dump_traceback_later()
+        with noticing_lost_ranks():
+            self.dist.init_process_group('gloo', store=meeting.meet(seconds), **group)
+        faulthandler.cancel_dump_traceback_later()
         self._share_host()
         self.horovod = None
         if all(self.all_gather_object(horovod.is_chosen(allreduce, launch.family))):

@@ -86,6 +86,7 @@ def run_job(
 
 def _end_all_ranks(error: BaseException, at_stop: Callable[[], None]) -> NoReturn:
     """Report `error` unless another rank does, and end this rank; its launcher ends the others."""
+    faulthandler.cancel_dump_traceback_later()
     for number in (signal.SIGINT, *stop_signals.TO_STOP):
         signal.signal(number, signal.SIG_IGN)  # so that this rank ends with its own status
     rank = launch_methods.current().rank

@@ -132,5 +132,13 @@ def test_the_page_is_true_in_the_small(model, tmp_path, monkeypatch):
     assert judged.returncode == 0, judged.stderr
     assert re.search(r'^positive: reward .*, share ', judged.stdout, re.MULTILINE)
     assert (tmp_path / 'frontier.png').stat().st_size > 10_000
-    (code,) = re.findall(r'```python\n(.*?)```', page('docs/real-run.md'), re.DOTALL)
-    exec(compile(code, 'docs/real-run.md', 'exec'), {})
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokeniser = AutoTokenizer.from_pretrained('my-model')
+    messages = [{'role': 'user', 'content': 'Write one sentence about Monday mornings.'}]
+    context = tokeniser.apply_chat_template(
+        messages, add_generation_prompt=True, return_tensors='pt', return_dict=True
+    )
+    model = AutoModelForCausalLM.from_pretrained('my-model')
+    answer = model.generate(**context, max_new_tokens=4)
+    assert answer.shape[1] > context['input_ids'].shape[1]
