@@ -238,7 +238,7 @@ def _tokens_holding(encoder: Encoder, hparams: TaskHParams, option: str) -> froz
 
 @dataclasses.dataclass(eq=False)
 class QuerySampler:
-    """Stream of query batches. position: (texts read, later sequences taken by other ranks)."""
+    """Stream of query batches. position: (texts read by rank 0, queries after them for others)."""
 
     hparams: TaskHParams
     batch_size: int

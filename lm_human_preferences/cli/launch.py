@@ -148,7 +148,7 @@ def _world_size(mpi: int | None) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Job that a command starts with its options and arguments as keyword arguments.
+    """Job that a command starts, passing its options and arguments as keyword arguments.
 
     check(*arguments): called before torch is loaded. more: returns further keyword arguments.
     """

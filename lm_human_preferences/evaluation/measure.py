@@ -72,7 +72,7 @@ def load_policies(save_dir: str, task: lm_tasks.TaskHParams) -> tuple[Policy, Po
     for scope in ('policy', 'ref_policy'):
         model = trained_models.TrainedModel(scope, storage.join(save_dir, 'policy'), scope)
         settings = lm_tasks.policy_settings(task, model.encoding.get_encoder())
-        with contextlib.redirect_stdout(io.StringIO()):  # a line for each variable
+        with contextlib.redirect_stdout(io.StringIO()):  # loading prints a line per variable
             policies.append(Policy(model, scope=scope, only_samples=True, **settings))
     policy, reference = policies
     return policy, reference

@@ -96,7 +96,7 @@ class Classifier(TextScorer):
     def _tokens(self, texts: Sequence[Texts]) -> list[Tokens]:
         """Return each text's (token, type) pairs, cut to the classifier's limit."""
         whole = [self._dialogue(each) if self._chat else each.whole for each in texts]
-        # A rendered template has special tokens in it; elsewhere their spellings are ordinary text.
+        # A rendered chat template contains special tokens; in plain texts '[SEP]' is ordinary text.
         with failing('read', whole, f'{self.name}: its tokeniser'):
             rows = self._tokeniser(
                 whole,

@@ -13,7 +13,7 @@ Labels = dict[str, torch.Tensor]
 MOST_ITERATIONS = 1000
 SMALLEST_GRADIENT = 1e-6  # L-BFGS stops below this gradient, in nats per unit of a weight
 SMALLEST_CHANGE = 1e-10  # L-BFGS stops if the loss changes by less, in nats
-ALL_EQUAL = 1e-6  # labels count as equal if their deviation is a smaller fraction of the largest
+ALL_EQUAL = 1e-6  # labels count as equal if deviation / largest magnitude is at most this
 LEAST_KNOWN = 1e-9  # directions where labels explain a smaller fraction of the prior are dropped
 
 

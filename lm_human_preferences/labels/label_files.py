@@ -25,7 +25,7 @@ from lm_human_preferences.utils.core import Schema
 
 
 class LoadedLabels(NamedTuple):
-    """Labels that a reward model learns from, in the order of their source.
+    """Labels to train a reward model on, in the same order as in their source.
 
     tensors: {field: (labels, *schema.shape)}. notes: lines for the user. about: facts for run.json.
     """

@@ -123,7 +123,7 @@ class WordEncoder(Encoder):
     token_of = {word: token for token, word in enumerate(REVIEW_WORDS)}
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of `text`; UserError for a word that no review has."""
+        """Return the token ids of `text`; UserError for a word that is not in REVIEW_WORDS."""
         try:
             return [self.token_of[word] for word in text.split()]
         except KeyError as e:

@@ -248,7 +248,7 @@ def encoding_of_adapter(directory: str, of_base: Encoding) -> Encoding:
 
 
 def _tokeniser_in(directory: str) -> dict[str, str]:
-    """Return {name: path} of a tokeniser's files that exist, with more chat templates if local."""
+    """Return {name: path} of the tokeniser's files; local ones with additional chat templates."""
     found = _files_in(directory, run_files.TOKENISER_FILES)
     if TOKENISER in found:
         folder = os.path.dirname(storage.cached_path(found[TOKENISER]))

@@ -140,7 +140,7 @@ class TrainPolicy:
         task, ppo = self.settings.task, self.settings.ppo
         learning = len(self.networks.learning)
         if self.networks.retrained:
-            learning += 1  # one reward model at a time, while the policy keeps its Adam moments
+            learning += 1  # a reward model is trained with the policy's Adam moments in memory
         return MemoryEstimate(
             sizes,
             networks=len(self.networks.scopes),

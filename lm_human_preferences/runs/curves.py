@@ -29,7 +29,7 @@ class Log:
 
 
 def read(run: str, events: str) -> Log:
-    """Return the log of the events in a run's directory `events`; an empty log without events."""
+    """Return the log in `events`, the run's directory of event files; empty if there are none."""
     values: dict[str, dict[int, float]] = {}
     alarms: set[tuple[int, str]] = set()
     resumed: set[int] = set()

@@ -197,7 +197,7 @@ def ended(directory: str, command: str) -> Iterator[None]:
 
 
 def _under_way(entry: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return this process's command on a training, if it has begun and not ended."""
+    """Return the entry of the command that this process is running; None if it has none."""
     for command in entry.get('commands', []):
         if command.get('id') == _THIS_PROCESS and 'ended' not in command:
             return command

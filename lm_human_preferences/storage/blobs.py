@@ -173,7 +173,7 @@ def _connected(path: str) -> Iterator[tuple[Blob, Context]]:
 
 @functools.lru_cache
 def _make_client(account: str, container: str) -> Context:
-    """Make a client with limited retries, proxies, and no credentials for the public account."""
+    """Make a client with few retries and the user's proxies; the public account is anonymous."""
     import blobfile
 
     if account == PUBLIC:

@@ -1,1 +1,1 @@
-"""Web page on which labellers answer a folder's questions. Imports no torch, asks no other host."""
+"""Web page where labellers answer a folder's questions. No torch, no requests to other hosts."""

@@ -55,7 +55,7 @@ class Assignments:
         self.held[name] = question, self.clock()
 
     def _waiting(self, name: str, own: str) -> list[Question]:
-        """Return the questions that are left for labeller `name`, who holds the question `own`.
+        """Return the questions left for labeller `name`, whose current question has the id `own`.
 
         Gold questions are left out if fewer than two other questions per labeller are open. All
         other labellers may answer the question that they hold, and get one more: then no question

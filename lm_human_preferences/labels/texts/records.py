@@ -26,7 +26,7 @@ from lm_human_preferences.labels.texts.preferences import PAIR, preference
 from lm_human_preferences.runs.run_files import LABELLER
 
 STANDARD_INPUT = ('-', '/dev/stdin')  # paths that stand for standard input
-TEXT_FIELDS = ('query', 'sample', 'sample0')  # texts in these labels, lists of token ids in others
+TEXT_FIELDS = ('query', 'sample', 'sample0')  # str in text labels, token ids in other formats
 EXAMPLES = 'examples/labels has programs that convert formats of other tools'
 CONVERT = "pandas.read_parquet(FILE).to_json('labels.jsonl', orient='records', lines=True)"
 Tokens = dict[str, list[int]]

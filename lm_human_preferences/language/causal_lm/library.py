@@ -106,7 +106,7 @@ def _name_constants(model: Any) -> None:
 
 
 class LibraryWeights(Weights):
-    """Weights of a transformers model, by this program's names of its parameters."""
+    """Weights of a transformers model, looked up by this program's parameter names."""
 
     def __init__(self, path: str) -> None:
         self.path = path

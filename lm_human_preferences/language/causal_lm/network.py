@@ -60,7 +60,7 @@ class TransformersNetwork(Network):
         scale = getattr(config, 'logit_scale', None)  # probe.py checks the logits
         self.logit_scale = scale or 1 / getattr(config, 'logits_scaling', 1)
         self._layers = _checkpointed_layers(causal_lm)
-        # Whether the model computes by rows (see rows.py); None: not tried yet, without values.
+        # Whether rows.py computes what the model does; None: not tried, as no weights are loaded.
         self.takes_rows: bool | None = None if fast_pass.prepare(causal_lm) else False
         # Whether the last layer may then leave out the tokens whose outputs are not read.
         self.leaves_out_unread = True
