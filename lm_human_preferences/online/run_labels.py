@@ -74,7 +74,11 @@ class RunLabels:
 
     def ask(self, step: int) -> None:
         """Ask what is due before `step`, and have a simulated labeller answer."""
-        self._ask(step, replaced=self._replaced(step - 1) if step > 0 else 0)
+        replaced = self._asked_beyond_schedule(step - 1) if step > 0 else 0
+        if replaced:  # a resumed run that is longer now has a slower schedule
+            _, skipped = count_answered(self.folder)
+            replaced = min(replaced, skipped)
+        self._ask(step, replaced)
 
     def _ask(self, step: int, replaced: int) -> None:
         """Ask the scheduled questions, and one more for each of `replaced` skipped questions."""
@@ -83,13 +87,9 @@ class RunLabels:
         if self.labeller is not None and (is_new or is_first):
             simulated.simulate(self.labeller, self.score, error=self.online.error)
 
-    def _replaced(self, step: int) -> int:
-        """Return how many skipped questions have been replaced up to `step`."""
-        beyond = self.source.asked_until(step) - self.schedule.questions_at(step)
-        if beyond <= 0:
-            return 0
-        _, skipped = count_answered(self.folder)
-        return min(beyond, skipped)  # a resumed run that is longer now has a slower schedule
+    def _asked_beyond_schedule(self, step: int) -> int:
+        """Return how many questions up to `step` were asked in place of skipped ones."""
+        return max(0, self.source.asked_until(step) - self.schedule.questions_at(step))
 
     def missing(self, step: int) -> int:
         """Return how many labels `step` still lacks; ask new questions in place of skipped ones."""
@@ -97,7 +97,7 @@ class RunLabels:
         if self.answered < wanted:
             self.folder.refresh()
             self.answered, skipped = count_answered(self.folder)
-            if self.answered < wanted and skipped > self._replaced(step):
+            if self.answered < wanted and skipped > self._asked_beyond_schedule(step):
                 self._ask(step, replaced=skipped)
         return wanted - self.answered
 

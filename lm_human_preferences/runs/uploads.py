@@ -41,7 +41,7 @@ def is_up_to_date(url: str, directory: str) -> bool:
 
 
 def fetch(url: str, directory: str, pattern: re.Pattern[str]) -> None:
-    """Download a run's files that match `pattern`, but values of the last two checkpoints only."""
+    """Download files that match `pattern`; values of the last and the last resumable checkpoint."""
     for path in local_files(directory, pattern):
         os.remove(os.path.join(directory, path))
     remote = [path for path in storage.listing(url) if pattern.fullmatch(path)]
