@@ -25,12 +25,12 @@ from lm_human_preferences.labels.folder import (
 from lm_human_preferences.labels.task_file import TIES, check_same_task, new_task, read_task
 from lm_human_preferences.labels.texts import into_folder, records, tokenise
 from lm_human_preferences.language.encodings import Encoding
-from lm_human_preferences.online.progress import label_command
 from lm_human_preferences.online.questions import (
     IDLE_BATCHES,
     Queries,
     QuestionSampler,
     are_equal,
+    label_command,
 )
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.runs.run_files import ANSWERS, QUESTIONS, TASK

@@ -1,70 +1,81 @@
-"""Hook that collects labels while a policy trains (paper, section 2.3)."""
+"""Labels that are collected while a policy trains (paper, section 2.3): ask, wait, learn.
+
+Rank 0 has the folder of labels. Whoever has answered when a run is resumed, it learns the same: the
+folder's used.jsonl has a line for each reward model, written before it learns and never changed:
+
+    {"model": 5, "step": 130, "wanted": 512, "labels": 530, "answers": {"anna": 3}, "digest": ""}
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
+import tempfile
 import time
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences import shell, storage
-from lm_human_preferences.errors import UserError
-from lm_human_preferences.frozen_head.reward import FrozenReward
-from lm_human_preferences.labels.held_out import Labels
-from lm_human_preferences.online import progress
-from lm_human_preferences.online.retraining import HeadRetrainer, Retrainer
-from lm_human_preferences.online.run_labels import RunLabels
-from lm_human_preferences.reward_models.locations import SCOPE
-from lm_human_preferences.runs.run_files import LABELS, REWARD
+from lm_human_preferences.errors import UserError, about_option, option_renamed
+from lm_human_preferences.hparams.reward_options import COLLECTED
+from lm_human_preferences.labels import json_lines, label_files, simulated
+from lm_human_preferences.labels.answers import Answer
+from lm_human_preferences.labels.folder import TRAIN, LabelFolder, QuestionWriter
+from lm_human_preferences.labels.held_out import Labels, Prediction, split
+from lm_human_preferences.labels.labeller import Labeller, names_in
+from lm_human_preferences.labels.task_file import new_task
+from lm_human_preferences.online.questions import QuestionSource, label_command
+from lm_human_preferences.online.retraining import retrainer_of
+from lm_human_preferences.runs import run_record
+from lm_human_preferences.runs.run_files import LABELS, USED
+from lm_human_preferences.storage.schema import COUNT, matches_schema
+from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
+from lm_human_preferences.trainers.training_labels import counts
 from lm_human_preferences.training import memory
 from lm_human_preferences.training.loop import Hook
 from lm_human_preferences.utils.logging import announce
 
 if TYPE_CHECKING:
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
-    from lm_human_preferences.plan.phases import TrainPolicy, TrainReward
+    from lm_human_preferences.plan.phases import TrainPolicy
 
 POLL_SECONDS = 1.0  # seconds between two checks for new answers
+REPORT_SECONDS = 60.0  # seconds between two lines about missing labels
 HOUR = 3600.0
+TAG = 'online/'  # prefix of the names in TensorBoard
+_USED = {'step': COUNT, 'answers': dict, 'digest': str}  # needed fields of a line of used.jsonl
 
 
 class Collection(Hook):
     """Hook to collect labels while `trainer` trains; a context manager, entered on every rank."""
 
     def __init__(self, trainer: PPOTrainer, phase: TrainPolicy, checkpointer: Checkpointer) -> None:
-        self.phase, online = phase, phase.settings.rewards.online
-        assert online is not None and phase.retraining is not None
-        assert checkpointer.seed is not None
-        self.trainer, self.checkpointer, self.comm = trainer, checkpointer, trainer.comm
-        self.online, self.seed = online, checkpointer.seed
+        online = phase.settings.rewards.online
+        assert online is not None and checkpointer.seed is not None
+        self.trainer, self.phase, self.checkpointer = trainer, phase, checkpointer
+        self.comm, self.patience, self.seed = trainer.comm, online.patience, checkpointer.seed
         self.schedule = online.schedule(trainer.total_steps)
-        self.retrainer = self._retrainer(phase.retraining, checkpointer.seed)
-        self.labels: RunLabels | None = None  # stays None except on rank 0
+        self.retrainer = retrainer_of(trainer, phase, checkpointer.seed)
         self._stack = contextlib.ExitStack()
-
-    def _retrainer(self, phase: TrainReward, seed: int) -> Retrainer | HeadRetrainer:
-        trainer = self.trainer
-        common: dict[str, Any] = dict(
-            ref_policy=trainer.ref_policy, phase=phase, comm=trainer.comm, seed=seed
-        )
-        reward: Any = trainer.networks[SCOPE]
-        if isinstance(reward, FrozenReward):
-            directory = self.phase.run.directory
-            place = directory and storage.join(directory, REWARD.network)
-            return HeadRetrainer(reward=reward, place=place, **common)
-        reward_models: Any = [trainer.networks[scope] for scope in trainer.roles.retrained]
-        return Retrainer(reward_models=reward_models, **common)
+        self._labels: RunLabels | None = None  # stays None except on rank 0
 
     def __enter__(self) -> Collection:
         if self.comm.rank == 0:
             with contextlib.ExitStack() as stack:
-                self.labels = RunLabels(self.trainer, self.phase, self.seed, stack)
+                self._labels = RunLabels(self.trainer, self.phase, self.seed, stack)
                 self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
+
+    @property
+    def _on_rank_0(self) -> RunLabels:
+        assert self._labels is not None
+        return self._labels
 
     def before_step(self, step: int) -> None:
         """Ask questions, wait for the labels that `step` needs, and retrain if it is time.
@@ -74,33 +85,21 @@ class Collection(Hook):
         self.comm.on_rank_0(lambda: self._on_rank_0.ask(step))
         self._wait(step)
         if self.schedule.is_trained_at(step):
-            self._train(step)
-        elif not self.retrainer.is_trained:  # after a resume, as checkpoints do not hold the head
+            self._learn(step)
+        elif not self.retrainer.is_trained:  # after a resume, as checkpoints do not hold a head
             last = max(each for each in self.schedule.training_steps() if each < step)
-            self.retrainer.train(self._labels_of(last)[0], last)
-
-    @property
-    def _on_rank_0(self) -> RunLabels:
-        assert self.labels is not None
-        return self.labels
+            self.retrainer.train(self._labels_of(last), last)
 
     def _wait(self, step: int) -> None:
-        """Wait for the labels of `step`; ranks meet every second, since collectives time out."""
         begin = time.monotonic()
         while True:
-            missing = self.labels.missing(step) if self.labels is not None else 0
-            waited = time.monotonic() - begin
-            stop_requested = self.checkpointer.stop_requested
-            states = self.comm.all_gather_object((missing, waited, stop_requested))
-            missing, waited, _ = states[0]
+            missing = self.comm.on_rank_0(lambda: self._on_rank_0.missing(step))
             if missing <= 0:
                 return
-            if any(stop for _, _, stop in states):
-                self.checkpointer.after_step(self.trainer)  # saves, and raises KeyboardInterrupt
-            if self.online.patience is not None and waited >= self.online.patience * HOUR:
+            self.checkpointer.after_step(self.trainer)  # saves and raises if a signal came
+            waited = self.comm.all_gather_object(time.monotonic() - begin)[0]
+            if self.patience is not None and waited >= self.patience * HOUR:
                 self._give_up(missing, step)
-            if self.labels is not None:
-                self.labels.report_waiting(step, missing)
             time.sleep(POLL_SECONDS)
 
     def _give_up(self, missing: int, step: int) -> None:
@@ -109,31 +108,200 @@ class Collection(Hook):
         self.checkpointer.wait()
         self.comm.barrier()
         run = self.phase.run
-        how = 'nothing is saved, because --save_dir is None'
-        if run.directory is not None:
-            folder = os.path.join(run.directory, LABELS)
-            how = (
-                f'step {step} is saved: {progress.label_command(folder)} answers, then'
-                f' {shell.typed("./launch.py resume", str(run.save_dir))} goes on'
-            )
+        folder = os.path.join(str(run.directory), LABELS)
         raise UserError(
-            f'--rewards.online.patience {self.online.patience:g}: {missing} of'
-            f' {self.schedule.labels_at(step)} labels are still missing; {how}'
+            f'--rewards.online.patience {self.patience:g}: {missing} of'
+            f' {self.schedule.labels_at(step)} labels are still missing; step {step} is saved:'
+            f' {label_command(folder)} answers, then'
+            f' {shell.typed("./launch.py resume", str(run.save_dir))} goes on'
         )
 
-    def _labels_of(self, step: int) -> tuple[Labels, Labels | None]:
-        """Return, on every rank, the result of RunLabels.learn on rank 0."""
-        return self.comm.on_rank_0(lambda: self._on_rank_0.learn(step))
+    def _labels_of(self, step: int) -> Labels:
+        """Return, on every rank, the labels that the reward model learns before `step`."""
+        return self.comm.on_rank_0(lambda: self._on_rank_0.learned_at(step))
 
-    def _train(self, step: int) -> None:
+    def _learn(self, step: int) -> None:
         """Retrain the reward model, and log how it went."""
-        labels, new = self._labels_of(step)
-        previous = self.retrainer.predict(new) if new is not None else None
-        option = self.retrainer.settings.option_name('micro_batch_size')
-        with memory.explain_oom(option):
-            outcome = self.retrainer.train(labels, step)
-        if self.labels is not None:
-            batch = self.labels.decisions.batches[step]
-            report = progress.Report(batch, outcome.loss, outcome.held_out, previous)
-            self.trainer.logger.log(report.statistics(), step, tag_prefix=progress.TAG)
-            announce(report.line(self.schedule.retrainings + 1))
+        labels = self._labels_of(step)
+        with memory.explain_oom(self.retrainer.settings.option_name('micro_batch_size')):
+            loss, prediction = self.retrainer.train(labels, step)
+        if self._labels is not None:
+            used = self._labels.used[step]
+            self.trainer.logger.log(statistics(used, loss, prediction), step, tag_prefix=TAG)
+            announce(line(used, self.schedule.retrainings + 1, loss, prediction))
+
+
+class RunLabels:
+    """Folder of labels of an online run, on rank 0. stack: closes the files and the page."""
+
+    def __init__(
+        self, trainer: PPOTrainer, phase: TrainPolicy, seed: int, stack: contextlib.ExitStack
+    ) -> None:
+        encoding = trainer.policy.trained_model.encoding
+        online = phase.settings.rewards.online
+        assert online is not None and phase.retraining is not None
+        self.online, self.phase, self.encoder = online, phase, trainer.policy.encoder
+        self.reward_settings = phase.retraining.settings
+        self.schedule = online.schedule(trainer.total_steps)
+        text = None
+        if online.instructions is not None:
+            with about_option(online.option_name('instructions')):
+                text = storage.read_text(online.instructions).strip()
+        label_type = self.reward_settings.labels.type
+        task = new_task(label_type, phase.settings.task.to_nested_dict(), text, online.ties)
+        task['encoding'] = encoding.name
+        directory = phase.run.directory or stack.enter_context(tempfile.TemporaryDirectory())
+        writer = QuestionWriter(os.path.join(directory, LABELS), task, encoding)
+        self.folder = stack.enter_context(writer).folder
+        path = os.path.join(self.folder.path, USED)
+        self._writer = stack.enter_context(json_lines.Writer(path, in_use=f'{path} is in use'))
+        self.used = read_used(path)
+        self.source = QuestionSource(policy=trainer.policy, writer=writer, phase=phase, seed=seed)
+        self.labeller: Labeller | None = None  # a simulated labeller
+        if not online.asks_people:
+            self.labeller = stack.enter_context(Labeller(self.folder, online.source))
+        self.score = simulated.score_small_tokens
+        if online.source == 'mock':
+            self.score = KnownReward(encoding).score
+        serve(self.folder.path, phase, stack)
+        self.answered = 0  # number of answered questions at the last count
+        self.reported = -REPORT_SECONDS  # time of the last line
+
+    def ask(self, step: int) -> None:
+        """Ask what is due before `step`, and have a simulated labeller answer."""
+        is_new = self.source.ask(step, self.schedule.questions_at(step))
+        is_first = self.answered == 0  # a kill may have left questions without an answer
+        if self.labeller is not None and (is_new or is_first):
+            simulated.simulate(self.labeller, self.score, error=self.online.error)
+
+    def missing(self, step: int) -> int:
+        """Return how many labels `step` still lacks; ask new questions in place of skipped ones."""
+        wanted = self.schedule.labels_at(step)
+        if self.answered >= wanted:
+            return 0
+        self.folder.refresh()
+        self.answered, skipped = count_answered(self.folder)
+        missing = wanted - self.answered
+        if missing > 0:
+            self.source.ask(step, self.schedule.questions_at(step) + skipped)
+            if time.monotonic() - self.reported >= REPORT_SECONDS:
+                self.reported = time.monotonic()
+                command = label_command(self.folder.path)
+                announce(f'waiting for {missing} of {wanted} labels; to answer: {command}')
+        return missing
+
+    def learned_at(self, step: int) -> Labels:
+        """Return all labels to learn from before `step`, and record which they are."""
+        before = self.used.get(step)
+        lines = before['answers'] if before else self.folder.lines_read()
+        folder = LabelFolder(self.folder.path, lines)
+        answers = collected(folder)
+        used = {
+            'model': self.schedule.models_at(step),
+            'step': step,
+            'wanted': self.schedule.labels_at(step),
+            'labels': len(answers),
+            'answers': lines,
+            'digest': digest(answers),
+        }
+        if before is None:
+            self._writer.append([used])
+            self.used[step] = used
+        elif before['digest'] != used['digest']:
+            raise UserError(
+                f'{folder.path}: answers from which a reward model has learned were changed;'
+                ' restore the files, or begin again under another NAME'
+            )
+        labels = label_files.tensors_of(folder, answers)
+        if (directory := self.phase.run.directory) is not None:
+            learned, held_out, _ = split(labels, self.reward_settings, self.encoder)
+            about = {
+                'source': COLLECTED,
+                'found': len(answers),
+                **label_files.about_answers(answers),
+                'answers': lines,
+                **counts(learned, held_out),
+                'digest': used['digest'],
+            }
+            run_record.write_labels(directory, self.phase.command.command, about)
+        return labels
+
+
+def serve(folder: str, phase: TrainPolicy, stack: contextlib.ExitStack) -> None:
+    """Serve the labelling page of a folder until `stack` is closed, if the run's options say so."""
+    options = phase.run.serve
+    if options is None:
+        return
+    # Only a run that serves a page needs its libraries.
+    from lm_human_preferences.labels.page.server import LabelServer, missing_tls
+
+    with option_renamed(options.option_name('labellers')):
+        names = names_in(options.labellers)
+    server = stack.enter_context(LabelServer(folder, names, options, note=announce))
+    if warning := missing_tls(options):
+        announce(warning)
+    announce(*(f'answer as {name}: {link}' for name, link in server.links.items()))
+
+
+def read_used(path: str) -> dict[int, dict[str, Any]]:
+    """Return {step: line} of used.jsonl; UserError if the file is damaged."""
+    found = {}
+    for where, record in json_lines.Reader(path).new_records():
+        if not matches_schema(record, _USED):
+            raise UserError(f'{where} does not say from which answers a reward model has learned')
+        found[record['step']] = record
+    return found
+
+
+def count_answered(folder: LabelFolder) -> tuple[int, int]:
+    """Return how many training questions have a label, and how many were given up as skipped."""
+    answered = retired = 0
+    for question in folder.questions.values():
+        answers = folder.answers_to(question)
+        if question.kind != TRAIN:
+            continue
+        if any(answer.value is not None for answer in answers):
+            answered += 1
+        elif question.is_retired(answers):
+            retired += 1
+    return answered, retired
+
+
+def collected(folder: LabelFolder) -> list[Answer]:
+    """Return the answers to learn from, in the order of their questions."""
+    found: list[Answer] = []
+    for question in folder.questions.values():
+        if question.kind == TRAIN:
+            found += folder.answers_that_count(question)
+    return found
+
+
+def digest(answers: Iterable[Answer]) -> str:
+    """Return the SHA-256 of (question, labeller, value) of all `answers`."""
+    said = [(answer.question, answer.labeller, answer.value) for answer in answers]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
+
+def statistics(
+    used: Mapping[str, Any], loss: float, prediction: Prediction | None
+) -> dict[str, float]:
+    """Return {name in TensorBoard, without TAG: number} of a reward model's training."""
+    found = {'model': used['model'], 'wanted': used['wanted'], 'labels': used['labels']}
+    found['loss'] = loss
+    if prediction is not None:
+        way = 'cross_validated' if prediction.is_cross_validated else 'held_out'
+        measured = prediction.statistics()
+        found |= {f'{way}_{name}': number for name, number in measured.items()}
+    return found
+
+
+def line(used: Mapping[str, Any], models: int, loss: float, prediction: Prediction | None) -> str:
+    """Return the line for the console. models: number of reward models that the run trains."""
+    found = (
+        f'reward model {used["model"]} of {models}, before step {used["step"] + 1}:'
+        f' {used["labels"]} labels ({used["wanted"]} wanted); loss {loss:.3f}'
+    )
+    if prediction is None:
+        return found
+    way = 'cross-validated' if prediction.is_cross_validated else 'held out'
+    return f'{found}; {way}: {prediction}'

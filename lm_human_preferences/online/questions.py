@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
-from lm_human_preferences import lm_tasks
+from lm_human_preferences import lm_tasks, shell
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.labels.answers import question_id
-from lm_human_preferences.labels.folder import TRAIN, Question, QuestionWriter
+from lm_human_preferences.labels.folder import TRAIN, QuestionWriter
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.policy import Policy
@@ -25,8 +26,7 @@ POLICY = 'policy'  # name that questions give to the policy in training
 Tokens = dict[str, list[int]]  # {field: token ids} of a query and its samples
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Query:
+class Query(NamedTuple):
     """Query tokens (query_length,), and the number of texts read from the data set to get there."""
 
     tokens: torch.Tensor
@@ -45,26 +45,19 @@ class Queries:
         self._sampler = lm_tasks.make_query_sampler(
             task, encoder=encoder, batch_size=1, mode=part, labels=labels
         )
-        self._read: list[Query] = []
-        self._next = 0  # index in _read of the next query to take
 
     def seek(self, texts_read: int) -> None:
         """Continue after the query with this `texts_read`, see Query."""
-        counts = [query.texts_read for query in self._read]
-        if texts_read in counts:
-            self._next = counts.index(texts_read) + 1
-        else:
+        if self._sampler.position[0] != texts_read:  # reading from the beginning takes time
             self._sampler.seek((texts_read, 0))
-            self._read, self._next = [], 0
 
     def take(self, count: int) -> list[Query]:
         """Return the next `count` queries."""
-        self._read = self._read[self._next :]
-        while len(self._read) < count:
+        found = []
+        for _ in range(count):
             tokens = self._sampler()['tokens'][0]
-            self._read.append(Query(tokens, self._sampler.position[0]))
-        self._next = count
-        return self._read[:count]
+            found.append(Query(tokens, self._sampler.position[0]))
+        return found
 
 
 class QuestionSampler:
@@ -158,21 +151,11 @@ class QuestionSource:
             labels = phase.source.label_source()
             self.queries = Queries(settings.task, policy.encoder, PART, labels)
 
-    def _asked(self) -> list[Question]:
-        """Return the run's own questions; questions by `./launch.py ask` have no episode."""
-        questions = self.writer.folder.questions.values()
-        return [question for question in questions if question.episode is not None]
-
-    def asked_until(self, step: int) -> int:
-        """Return the number of questions that were asked before `step` or before earlier steps."""
-        episodes = [question.episode for question in self._asked()]
-        return sum(
-            episode is not None and episode <= step * self.batch_size for episode in episodes
-        )
-
     def ask(self, step: int, count: int) -> bool:
         """Ask until the run has `count` questions before `step`; return whether it lacked any."""
-        there = self._asked()
+        questions = self.writer.folder.questions
+        # Questions by `./launch.py ask` have no episode.
+        there = [question for question in questions.values() if question.episode is not None]
         lacking = count - len(there)
         if lacking <= 0:
             return False
@@ -181,8 +164,7 @@ class QuestionSource:
         before = [question for question in there if question.id not in made_again]
         self.queries.seek(before[-1].texts_read if before else 0)
         with random_stream(self.seed, 'questions', episode):
-            seen = self.writer.folder.questions.keys() - made_again
-            new = self._new_questions(seen, len(made_again) + lacking)
+            new = self._new_questions(questions.keys() - made_again, len(made_again) + lacking)
         header = {
             'kind': TRAIN,
             'labellers': 1,
@@ -210,3 +192,8 @@ class QuestionSource:
             f'there is nothing left to ask: {idle * self.at_once} queries in a row had equal'
             ' responses only, or were asked already; lower --ppo.lr or raise --rewards.kl_coef'
         )
+
+
+def label_command(folder: str) -> str:
+    """Return the command with which people answer the questions in `folder`."""
+    return shell.typed('./launch.py label', os.path.abspath(folder), '--labeller', 'NAME')

@@ -4,50 +4,71 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any
 
-from lm_human_preferences import label_types, train_reward
+from lm_human_preferences import label_types, storage, train_reward
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.frozen_head.reward import FrozenReward
 from lm_human_preferences.labels.held_out import Labels, Prediction, predict, split
 from lm_human_preferences.plan.phases import TrainReward
 from lm_human_preferences.policy import Policy
+from lm_human_preferences.reward_models.locations import SCOPE
 from lm_human_preferences.rewards import EnsembleReward, RewardModel
+from lm_human_preferences.runs.run_files import REWARD
 from lm_human_preferences.trainers import head_training
+from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.utils.core import random_stream
 from lm_human_preferences.utils.logging import Logger, announce
 
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """Mean loss of the last batches, and accuracy of the mean reward on held-out labels.
-
-    Without held-out labels, held_out is None; for a head, it is the accuracy in cross-validation.
-    """
-
-    loss: float
-    held_out: Prediction | None
+if TYPE_CHECKING:
+    from lm_human_preferences.plan.phases import TrainPolicy
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Retrainer:
-    """Trainer of new reward models on all labels so far (paper, section 2.3).
+    """Trainer of `reward` on all labels so far (paper, section 2.3).
 
     It uses separate random streams, so that the policy's training draws the same numbers.
-    is_trained: whether the models are trained when a run resumes; see HeadRetrainer.
     """
 
-    reward_models: Sequence[RewardModel]
+    reward: Any  # EnsembleReward of RewardModels, or FrozenReward
     ref_policy: Policy
     phase: TrainReward
     comm: Comm
     seed: int
-    is_trained: ClassVar[bool] = True  # checkpoints hold the models
+    is_trained: bool = True  # whether the reward is trained when a run resumes
 
     def __post_init__(self) -> None:
         self.settings = self.phase.settings
-        self.reward = EnsembleReward(self.reward_models)
+
+    def train(self, labels: Labels, step: int) -> tuple[float, Prediction | None]:
+        """Train on `labels` {field: (labels, ...)}, the same on all ranks, before policy `step`.
+
+        Return the mean loss of the last batches, and the accuracy of the reward on held-out labels.
+        Without these, it is None; for a head, it is the accuracy in cross-validation.
+        """
+        learned, held_out, _ = split(labels, self.settings, self.ref_policy.encoder)
+        loss, prediction = self._train(learned, step)
+        self.is_trained = True
+        return loss, prediction if held_out is None else self.predict(held_out)
+
+    def _train(self, labels: Labels, step: int) -> tuple[float, Prediction | None]:
+        raise NotImplementedError
+
+    def predict(self, labels: Labels) -> Prediction | None:
+        """Return the accuracy of the reward on `labels`; None without any."""
+        label_type = label_types.get(self.settings.labels.type)
+        size = self.settings.micro_batch_size or self.settings.batch_size
+        return predict(self.reward.get_rewards, labels, label_type, size, self.comm)
+
+
+class ModelRetrainer(Retrainer):
+    """Retrainer of reward models, each of which starts as the initial model with a new head."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.reward_models: Sequence[RewardModel] = self.reward.members
         # Log to the console only: steps in TensorBoard are those of the policy.
         self.logger = Logger(
             None,
@@ -61,25 +82,22 @@ class Retrainer:
             self.optimizers.append(Adam(model.parameters_by_name(), comm=self.comm))
             model.model.gradient_checkpointing = self.settings.run.gradient_checkpointing
 
-    def train(self, labels: Labels, step: int) -> Outcome:
-        """Train on `labels` {field: (labels, ...)}, the same on all ranks, before policy `step`."""
-        learned, held_out, _ = split(labels, self.settings, self.ref_policy.encoder)
+    def _train(self, labels: Labels, step: int) -> tuple[float, Prediction | None]:
         losses = []
         for number in range(len(self.reward_models)):
             # The first model of an ensemble draws the same numbers as a single model.
             own_stream = (number,) if number else ()
             with random_stream(self.seed, 'reward model', step, self.comm.rank, *own_stream):
-                losses.append(self._train(number, learned, held_out))
-        prediction = None if held_out is None else self.predict(held_out)
-        return Outcome(sum(losses) / len(losses), prediction)
+                losses.append(self._train_one(number, labels))
+        return sum(losses) / len(losses), None
 
-    def _train(self, number: int, labels: Labels, held_out: Labels | None) -> float:
-        """Train one model; return its loss, see Outcome."""
+    def _train_one(self, number: int, labels: Labels) -> float:
+        """Train one model; return its loss."""
         reward_model, optimizer = self.reward_models[number], self.optimizers[number]
         reward_model.restart(self.ref_policy.model)
         self.comm.broadcast_(reward_model.get_params())  # each rank has drawn another head
         optimizer.reset()
-        parts = (reward_model, self.ref_policy, labels, held_out, optimizer)
+        parts = (reward_model, self.ref_policy, labels, None, optimizer)
         trainer = train_reward.trainer_of(self.phase, self.comm, self.logger, *parts)
         trainer.prepare()
         while trainer.steps_done < trainer.total_steps:
@@ -88,56 +106,42 @@ class Retrainer:
         optimizer.reset()
         return trainer.last_loss()
 
-    def predict(self, labels: Labels) -> Prediction | None:
-        """Return the accuracy of the mean reward on `labels`; None without any."""
-        return predict(
-            self.reward.get_rewards,
-            labels,
-            label_types.get(self.settings.labels.type),
-            self.settings.micro_batch_size or self.settings.batch_size,
-            self.comm,
-        )
-
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class HeadRetrainer:
-    """Retrainer that fits a head on frozen hidden states to all labels so far.
+class HeadRetrainer(Retrainer):
+    """Retrainer that fits a head on frozen hidden states. place: directory of the head, or None.
 
-    Checkpoints need not hold the head: the same labels give it again. place: the head's directory.
+    Checkpoints need not hold the head: the same labels give it again.
     """
 
-    reward: FrozenReward
-    ref_policy: Policy
-    phase: TrainReward
-    comm: Comm
-    seed: int
     place: str | None
     is_trained: bool = False
 
-    def __post_init__(self) -> None:
-        self.settings = self.phase.settings
-
-    def train(self, labels: Labels, step: int) -> Outcome:
-        """Fit the head to `labels`, the same on all ranks, before policy `step`."""
-        learned, held_out, _ = split(labels, self.settings, self.ref_policy.encoder)
+    def _train(self, labels: Labels, step: int) -> tuple[float, Prediction | None]:
         with random_stream(self.seed, 'reward model', step, self.comm.rank):
             fitted = head_training.fit(
-                self.phase, self.ref_policy, learned, self.comm, may_be_constant=True
+                self.phase, self.ref_policy, labels, self.comm, may_be_constant=True
             )
         self.reward.set_head(fitted.head)
-        self.is_trained = True
         if (warning := fitted.warning()) and self.comm.rank == 0:
             announce(warning)
         if self.comm.rank == 0 and self.place is not None:
             self.ref_policy.trained_model.write_files(self.place)
-            count = len(learned['query'])
+            count = len(labels['query'])
             about = head_training.about(self.phase, fitted, self.ref_policy, count)
             fitted.head.save(self.place, about)
-        prediction = fitted.prediction if held_out is None else self.predict(held_out)
-        return Outcome(fitted.loss, prediction)
+        return fitted.loss, fitted.prediction
 
-    def predict(self, labels: Labels) -> Prediction | None:
-        """Return the accuracy of the head on `labels`; None without any."""
-        label_type = label_types.get(self.settings.labels.type)
-        rows = head_training.ROWS
-        return predict(self.reward.get_rewards, labels, label_type, rows, self.comm)
+
+def retrainer_of(trainer: PPOTrainer, phase: TrainPolicy, seed: int) -> Retrainer:
+    """Return the retrainer of the reward that `trainer` learns from."""
+    common: dict[str, Any] = dict(
+        ref_policy=trainer.ref_policy, phase=phase.retraining, comm=trainer.comm, seed=seed
+    )
+    reward: Any = trainer.networks[SCOPE]
+    if isinstance(reward, FrozenReward):
+        directory = phase.run.directory
+        place = directory and storage.join(directory, REWARD.network)
+        return HeadRetrainer(reward=reward, place=place, **common)
+    models: Any = [trainer.networks[scope] for scope in trainer.roles.retrained]
+    return ModelRetrainer(reward=EnsembleReward(models), **common)

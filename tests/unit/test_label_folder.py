@@ -14,7 +14,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels import answers
 from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller, Refused
-from lm_human_preferences.online import run_labels
+from lm_human_preferences.online import collection
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_the_first_answer_counts_though_the_clock_is_set_back(path, monkeypatch)
         with Labeller(folder, name) as labeller:
             assert labeller.answer(question, 0, 1.0).time > first.time
     read = LabelFolder(opened.path)
-    assert read.counted() == run_labels.collected(read) == [first]
+    assert read.counted() == collection.collected(read) == [first]
     assert read.logs['zoe'].last_time < read.logs['anna'].last_time < read.logs['bob'].last_time
 
 
@@ -289,7 +289,7 @@ def test_a_question_that_two_have_skipped_is_retired(path):
     make_folder(path, 1, labellers=5)
     skipped = [skip(path, name) for name in ('anna', 'bob')]
     opened = LabelFolder(str(path))
-    assert skipped[0] == skipped[1] and run_labels.count_answered(opened) == (0, 1)
+    assert skipped[0] == skipped[1] and collection.count_answered(opened) == (0, 1)
     with Labeller(opened, 'carl') as carl, Labeller(opened, 'bob') as bob:
         assert carl.next_question() is None
         bob.undo()

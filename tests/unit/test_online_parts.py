@@ -25,16 +25,14 @@ from lm_human_preferences.labels.held_out import Prediction, split
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.language import encodings, trained_models
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.online import run_labels
-from lm_human_preferences.online.decisions import Batch, Decisions
-from lm_human_preferences.online.progress import Report
+from lm_human_preferences.online import collection
 from lm_human_preferences.online.questions import Queries, QuestionSampler, QuestionSource
-from lm_human_preferences.online.retraining import Retrainer
+from lm_human_preferences.online.retraining import ModelRetrainer
 from lm_human_preferences.plan.making import make_plan, policy_phase, reward_phase
 from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources.sources import source_of
-from lm_human_preferences.rewards import RewardModel, make_score_fn
+from lm_human_preferences.rewards import EnsembleReward, RewardModel, make_score_fn
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.trainers.reward_trainer import LearnedBatch, RewardModelTrainer
 from lm_human_preferences.utils.core import random_stream, set_seed
@@ -66,8 +64,8 @@ def reward_hparams(**settings):
 
 
 def retrainer_of(reward_models, ref_policy, hparams):
-    return Retrainer(
-        reward_models=reward_models,
+    return ModelRetrainer(
+        reward=EnsembleReward(reward_models),
         ref_policy=ref_policy,
         phase=reward_phase(hparams),
         comm=Comm(),
@@ -132,14 +130,14 @@ def test_what_learned_scores(retrainer):
     """Normalised on the initial model's samples, and learned enough to prefer small tokens."""
     labels = simulated.generate_labels(reward_hparams(**{'labels.num_train': 1024}), encodings.Test)
     retrainer.settings.lr = 0.01
-    outcome = retrainer.train(labels, step=0)
+    loss, held_out = retrainer.train(labels, step=0)
     queries = torch.randint(26, (512, 3))
     responses = retrainer.ref_policy.respond(queries, length=4)['responses']
     score_fn = make_score_fn(retrainer.settings.task, retrainer.reward)
     scores, _, _ = score_fn(queries, responses)
     assert scores.mean().item() == pytest.approx(0, abs=0.3)
     assert scores.std().item() == pytest.approx(1, abs=0.3)
-    assert outcome.loss < math.log(4) and outcome.held_out is None
+    assert loss < math.log(4) and held_out is None
     assert not scores.requires_grad
     prediction = retrainer.predict(labels)
     assert prediction.labels == 1024 and prediction.accuracy > 0.4
@@ -148,22 +146,22 @@ def test_what_learned_scores(retrainer):
 def test_members_of_an_ensemble_are_retrained_one_after_another(retrainer):
     """The first as if it were alone; what they predict is by the mean of their rewards."""
     labels = simulated.generate_labels(reward_hparams(), encodings.Test)
-    alone = retrainer.train(labels, step=3)
+    alone, _ = retrainer.train(labels, step=3)
     expected = parameters(retrainer)
     model = retrainer.ref_policy.trained_model
     members = [RewardModel(model), RewardModel(model)]
     ensemble = retrainer_of(members, retrainer.ref_policy, retrainer.settings)
     retrainer.settings.labels.held_out = 0.0
-    outcome = ensemble.train(labels, step=3)
+    loss, held_out = ensemble.train(labels, step=3)
     assert_equal(parameters(ensemble), expected)
     assert not torch.equal(parameters(ensemble, 1)['heads.reward.w'], expected['heads.reward.w'])
     assert not any(optimizer.state for optimizer in ensemble.optimizers)
-    assert outcome.loss != alone.loss and outcome.held_out is None
+    assert loss != alone and held_out is None
     # by the mean of both, of which the first has the same weights
     assert ensemble.predict(labels).agreement != retrainer.predict(labels).agreement
     retrainer.settings.labels.held_out = 0.25
     learned, held_out, _ = split(labels, retrainer.settings, encodings.Test.get_encoder())
-    assert ensemble.train(labels, step=3).held_out.labels == len(held_out['query'])
+    assert ensemble.train(labels, step=3)[1].labels == len(held_out['query'])
     found = parameters(ensemble)
     retrainer.settings.labels.held_out = 0.0
     ensemble.train(learned, step=3)
@@ -314,49 +312,27 @@ def folder(tmp_path):
 
 
 def test_answers_in_the_order_of_questions(folder):
-    answers = run_labels.collected(folder)
+    answers = collection.collected(folder)
     assert [(answer.labeller, answer.value) for answer in answers] == [
         ('ben', 0),
         ('anna', 1),
         ('ben', 2),
     ]
-    assert run_labels.count_answered(folder) == (2, 0)
+    assert collection.count_answered(folder) == (2, 0)
     assert folder.lines_read() == {'anna': 2, 'ben': 2}
 
 
 def test_a_folder_as_it_was(folder):
     earlier = LabelFolder(folder.path, {'anna': 2})
-    answers = run_labels.collected(earlier)
+    answers = collection.collected(earlier)
     assert [answer.value for answer in answers] == [1]
-    new = run_labels.newer(folder, run_labels.collected(folder), {'anna': 2})
-    assert [(answer.labeller, answer.value) for answer in new] == [('ben', 0), ('ben', 2)]
-    assert run_labels.digest(answers) != run_labels.digest(run_labels.collected(folder))
+    assert collection.digest(answers) != collection.digest(collection.collected(folder))
 
 
-BATCH = Batch(model=2, step=5, wanted=8, labels=9, answers={'anna': 9}, digest='d')
-
-
-def test_decisions_are_read_again(tmp_path):
-    decisions = Decisions(str(tmp_path))
-    decisions.record_batch(BATCH)
-    decisions.close()
-    with open(tmp_path / 'used.jsonl', 'a') as file:
-        file.write('{"asked_again": 2, "step": 1}\n')  # by an earlier version
-    again = Decisions(str(tmp_path))
-    assert again.batches == {5: BATCH}
-    assert again.last_batch_before(5) is None and again.last_batch_before(6) == BATCH
-    with pytest.raises(UserError, match='used.jsonl is in use: another training'):
-        Decisions(str(tmp_path))
-    again.close()
-
-
-def test_damaged_decisions_are_named(tmp_path):
-    line = (
-        '{"model": 1, "step": 2, "wanted": 3, "labels": 4, "digest": "x", "answers": {"../a": 1}}'
-    )
-    (tmp_path / 'used.jsonl').write_text(f'{line}\n')
-    with pytest.raises(UserError, match='used.jsonl, line 1 is not a decision of an online run'):
-        Decisions(str(tmp_path))
+def test_damaged_lines_of_used_answers_are_named(tmp_path):
+    (tmp_path / 'used.jsonl').write_text('{"step": 2, "answers": 3, "digest": "x"}\n')
+    with pytest.raises(UserError, match='used.jsonl, line 1 does not say from which answers'):
+        collection.read_used(str(tmp_path / 'used.jsonl'))
 
 
 def test_the_loss_of_a_training_is_that_of_its_last_quarter():
@@ -379,31 +355,33 @@ def best_of_four(accuracy, labels):
     )
 
 
+USED = {'model': 2, 'step': 5, 'wanted': 8, 'labels': 9, 'answers': {'anna': 9}, 'digest': 'd'}
+
+
 def test_the_line_of_a_training():
-    report = Report(BATCH, 1.25, best_of_four(0.5, 10), previous=best_of_four(0.75, 4))
-    line = report.line(3)
-    assert 'reward model 2 of 3, before step 6: 9 labels (8 wanted); loss 1.250; held out: ' in line
+    found = best_of_four(0.5, 10)
+    line = collection.line(USED, 3, 1.25, found)
+    assert line.startswith(
+        'reward model 2 of 3, before step 6: 9 labels (8 wanted); loss 1.250; he'
+    )
     assert 'held out: as the labeller in 50.0 % of 10 labels (95 % interval 23.7 to 76.3 %' in line
-    assert 'the previous model on the new ones: as the labeller in 75.0 % of 4 labels' in line
-    assert report.statistics() == {
-        'model': 2,
-        'wanted': 8,
-        'labels': 9,
-        'loss': 1.25,
+    numbers = {'model': 2, 'wanted': 8, 'labels': 9, 'loss': 1.25}
+    assert collection.statistics(USED, 1.25, None) == numbers
+    assert collection.statistics(USED, 1.25, found) == {
+        **numbers,
         'held_out_accuracy': 0.5,
         'held_out_effective_labels': 10,
-        'own_accuracy': 0.75,
     }
 
 
 def test_a_cross_validation_is_not_called_held_out():
     """Nor has it an interval, as its heads learn from each other's labels."""
     found = dataclasses.replace(best_of_four(0.5, 10), is_cross_validated=True)
-    report = Report(BATCH, 1.25, found, previous=None)
-    line = report.line(3)
-    assert '; cross-validated: as the labeller in 50.0 % of 10 labels; chance is 25.0 %' in line
-    assert 'held out' not in line and 'interval' not in line
-    statistics = report.statistics()
+    line = collection.line(USED, 3, 1.25, found)
+    assert line.endswith(
+        '; cross-validated: as the labeller in 50.0 % of 10 labels; chance is 25.0 %'
+    )
+    statistics = collection.statistics(USED, 1.25, found)
     assert statistics['cross_validated_accuracy'] == 0.5
     assert not any(name.startswith('held_out') or 'effective' in name for name in statistics)
 
@@ -423,5 +401,5 @@ def test_mistakes_of_the_page_of_a_training_name_its_options(tmp_path):
     settings.run.serve = ServeHParams(port=0, labellers='me,a b')
     phase = TrainPolicy(settings, source=None)
     with pytest.raises(UserError) as caught, contextlib.ExitStack() as stack:
-        run_labels.serve(str(tmp_path / 'labels'), phase, stack)
+        collection.serve(str(tmp_path / 'labels'), phase, stack)
     assert '--run.serve.labellers ' in str(caught.value) and '--web' not in str(caught.value)
