@@ -190,10 +190,10 @@ def deviations(trials: int, rng: np.random.Generator) -> None:
             label_type = label_types.get('scalar_rating')
             labels, unit, _ = standardized({'score': score}, label_type)
             found = posterior(Problem(x, labels, label_type), noise**2)
-            left = 1 - found.known.square().sum(0)
+            left = 1 - found['known'].square().sum(0)
             precision = x[:, 0].T @ x[:, 0] / noise**2 + torch.eye(24)
             exact = torch.linalg.inv(precision).diagonal()
-            ratios.append((unit * found.doubt * (left / exact).sqrt().mean()).item())
+            ratios.append((unit * found['doubt'] * (left / exact).sqrt().mean()).item())
         print_row(noise, count, *(f'{of(ratios):.2f}' for of in (np.mean, np.min, np.max)))
 
 

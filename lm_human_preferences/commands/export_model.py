@@ -14,8 +14,7 @@ from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.commands.sampler import warnings_only
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.external_rewards.classifier import is_classifier
-from lm_human_preferences.frozen_head.features import pooled
-from lm_human_preferences.frozen_head.head import FILE, is_head, load, task_of
+from lm_human_preferences.frozen_head.head import FILE, is_head, load, pooled, task_of
 from lm_human_preferences.frozen_head.reward import checked
 from lm_human_preferences.language import tokenisers, trained_models
 from lm_human_preferences.language.adapters import peft_files, record

@@ -7,13 +7,21 @@ from typing import NamedTuple
 import torch
 
 from lm_human_preferences.frozen_head.head import Head, unfitted
-from lm_human_preferences.frozen_head.posterior import Labels, Problem, posterior, standardized
-from lm_human_preferences.frozen_head.validation import FOLDS, STRENGTHS, Validated, cross_validated
+from lm_human_preferences.frozen_head.posterior import (
+    Labels,
+    Problem,
+    fit,
+    posterior,
+    standardized,
+)
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.labels.held_out import Prediction, prediction_of
 from lm_human_preferences.utils import student
 
-MOST_WANTED = 10_000  # a warning does not suggest more labels than this
+FOLDS = 10
+# Precisions of the prior, strongest first: each fit starts from the result of the previous fit.
+STRENGTHS = (30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)
+SEED = 0
 
 
 class Fitted(NamedTuple):
@@ -33,11 +41,6 @@ class Fitted(NamedTuple):
     least_gain: float | None
     loss: float
 
-    @property
-    def knows(self) -> bool:
-        """Return whether the head predicts labels significantly better than guessing."""
-        return self.gain is not None and self.least_gain is not None and self.gain > self.least_gain
-
     def __str__(self) -> str:
         if self.gain is None:
             return (
@@ -49,16 +52,11 @@ class Fitted(NamedTuple):
 
     def warning(self) -> str | None:
         """Return a warning where labels may have taught the head nothing; None otherwise."""
-        if self.knows:
-            return None
         more = 'what they prefer may not be in the hidden states at all'
         if self.gain is None or self.least_gain is None:
             more = f'labels about at least {student.FEWEST} queries are needed to know it'
-        elif self.gain > 0 and self.prediction is not None:
-            # The least gain falls with the square root of the number of labels.
-            wanted = self.prediction.labels * (self.least_gain / self.gain) ** 2
-            if wanted < MOST_WANTED:
-                more = f'about {math.ceil(wanted / 10) * 10} labels would probably show more'
+        elif self.gain > self.least_gain:
+            return None
         return (
             'WARNING: the reward model may have learned nothing: its prediction of labels that it'
             f' has not seen is not significantly better than guessing; {more}'
@@ -81,26 +79,67 @@ def fit_head(
     head = unfitted(every)
     standard, unit, origin = standardized(labels, label_type)
     problem = Problem(head.standardized(features.double()), standard, label_type)
-    is_one = subjects.max() == 0  # a single subject, which cannot be left out
-    found = None if is_one else cross_validated(problem, subjects)
-    strength = STRENGTHS[0] if found is None else found.strength
-    weight, bias, known, doubt = posterior(problem, strength)
-    head = dataclasses.replace(head, weight=weight, bias=bias, known=known, doubt=doubt)
-    head = head.rescaled(unit, origin)
+    scores = problem.features.new_full(features.shape[:2], problem.guess())
+    gain = least = prediction = None
+    strength = STRENGTHS[0]
+    if subjects.max() > 0:  # a single subject cannot be left out
+        strength, scores, guesses = cross_validated(problem, subjects)
+        gains = _gains(problem, scores, guesses)
+        gain, least = gains.mean().item(), least_gain(_by_subject(gains, subjects))
+        prediction = _prediction(problem, scores, guesses)
+    loss = label_type.loss_of(unit * scores + origin, labels)['loss'].item()
+    head = dataclasses.replace(head, **posterior(problem, strength)).rescaled(unit, origin)
     head = dataclasses.replace(head, usual=head(every.double())[1].mean())
-    if found is None:
-        return Fitted(head, strength, None, None, None, label_type.guessing_loss(labels))
-    return Fitted(
-        head,
-        strength,
-        _prediction(problem, found),
-        found.gains.mean().item(),
-        least_gain(_by_subject(found.gains, subjects)),
-        label_type.loss_of(unit * found.scores + origin, labels)['loss'].item(),
-    )
+    return Fitted(head, strength, prediction, gain, least, loss)
 
 
-def _prediction(problem: Problem, found: Validated) -> Prediction | None:
+def folds_of(subjects: torch.Tensor, folds: int = FOLDS) -> torch.Tensor:
+    """Return each label's fold number, from 0: (labels,). A subject's labels share a fold."""
+    count = int(subjects.max()) + 1
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(SEED))
+    return order[subjects] % min(folds, count)
+
+
+def cross_validated(
+    problem: Problem, subjects: torch.Tensor
+) -> tuple[float, torch.Tensor, torch.Tensor]:
+    """Choose the strength of the prior whose heads best predict labels about left-out `subjects`.
+
+    Return it, scores (labels, n) by heads that were not fitted to those labels, and guesses of the
+    same shape: the best constant score for the labels that each head was fitted to.
+    """
+    fold = folds_of(subjects)
+    features = problem.features
+    scores = features.new_zeros(len(STRENGTHS), *features.shape[:2])
+    guesses = features.new_zeros(features.shape[:2])
+    for number in range(int(fold.max()) + 1):
+        is_left_out = fold == number
+        others, found = problem.rows(~is_left_out), None
+        guesses[is_left_out] = others.guess()
+        for row, strength in enumerate(STRENGTHS):
+            found = fit(others, strength, found)
+            weight, bias = found
+            scores[row, is_left_out] = features[is_left_out] @ weight + bias
+    surprises = torch.stack([problem.surprise(each) for each in scores])
+    best = int(surprises.argmin())
+    return STRENGTHS[best], scores[best], guesses
+
+
+def _gains(problem: Problem, scores: torch.Tensor, guesses: torch.Tensor) -> torch.Tensor:
+    """Return by how many nats `scores` predict each label better than `guesses`: (labels,).
+
+    Numeric labels have normal noise, with a variance fitted separately to scores and guesses.
+    """
+    guessed, found = problem.surprises(guesses), problem.surprises(scores)
+    if not problem.label_type.is_numeric:
+        return guessed - found
+    of_guesses, left = 2 * guessed.mean(), 2 * found.mean()
+    if of_guesses == 0 or left == 0:
+        return torch.zeros_like(found)
+    return guessed / of_guesses - found / left + (of_guesses / left).log() / 2
+
+
+def _prediction(problem: Problem, scores: torch.Tensor, guesses: torch.Tensor) -> Prediction | None:
     """Return the accuracy on labels without ties, after subtracting each fold's guess from scores.
 
     A fold's guess is made from the other folds, so it is low where the left-out labels are high;
@@ -108,8 +147,8 @@ def _prediction(problem: Problem, found: Validated) -> Prediction | None:
     """
     label_type, labels = problem.label_type, dict(problem.labels)
     if label_type.is_numeric:
-        labels[label_type.field] = labels[label_type.field] - found.guesses[:, 0]
-    labels['scores'] = found.scores - found.guesses
+        labels[label_type.field] = labels[label_type.field] - guesses[:, 0]
+    labels['scores'] = scores - guesses
     labels = label_type.without_ties(labels)
     scores = labels.pop('scores')
     if len(scores) == 0:

@@ -98,17 +98,8 @@ def fit(
     return weight.detach(), bias.detach()
 
 
-class Posterior(NamedTuple):
-    """Most probable weight and bias, and the `known` and `doubt` of Head that they imply."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor
-    known: torch.Tensor
-    doubt: torch.Tensor
-
-
-def posterior(problem: Problem, strength: float) -> Posterior:
-    """Return the most probable head, and its uncertainty.
+def posterior(problem: Problem, strength: float) -> dict[str, torch.Tensor]:
+    """Return the weight, bias, known and doubt of the most probable Head, {name: values}.
 
     strength: precision of the prior; for numeric labels, multiplied by the variance of their noise,
     which is estimated here.
@@ -130,7 +121,8 @@ def posterior(problem: Problem, strength: float) -> Posterior:
         free = len(scores) - (scores.shape[1] == 1)  # for ratings, the bias takes one degree, too
         left = 2 * problem.surprise(scores) + strength * weight.square().sum()
         variance *= left.item() / max(free, 1)
-    return Posterior(weight, bias, known, torch.tensor(variance**0.5))
+    doubt = torch.tensor(variance**0.5)
+    return {'weight': weight, 'bias': bias, 'known': known, 'doubt': doubt}
 
 
 def _curvature(problem: Problem, scores: torch.Tensor) -> torch.Tensor:

@@ -8,8 +8,14 @@ import torch
 
 from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.frozen_head.features import blocks_of, n_features, pooled
-from lm_human_preferences.frozen_head.head import Head, task_of, unfitted
+from lm_human_preferences.frozen_head.head import (
+    Head,
+    blocks_of,
+    n_features,
+    pooled,
+    task_of,
+    unfitted,
+)
 from lm_human_preferences.language.trained_models import TrainedModel, is_saved_by_transformers
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.runs.run_files import BASE, POLICY
@@ -135,16 +141,6 @@ def _reference_of(directory: str, about: Mapping[str, Any]) -> Policy:
     elif is_model(policy):
         model = TrainedModel(policy, scope='ref_policy')
     else:
-        model = _named_model(directory, task.policy.initial_model)
+        model = lm_tasks.initial_model(task.policy.initial_model)
     settings = lm_tasks.policy_settings(task, model.encoding.get_encoder())
     return Policy(model, scope='ref_policy', only_samples=True, **settings)
-
-
-def _named_model(directory: str, name: str) -> TrainedModel:
-    """Return the model, by name or path, that a head in `directory` was fitted on."""
-    try:
-        model = lm_tasks.initial_model(name)
-        model.sizes()
-    except (UserError, OSError) as e:
-        raise UserError(f'{directory} is a head on hidden states of {name}: {e}') from e
-    return model

@@ -76,10 +76,6 @@ class PickBest(LabelType):
         error = torch.where(best == TIED, surprises.mean(dim=1), of_best).mean()
         return {'loss': error, 'error': error}
 
-    def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
-        """Return ln N: the loss if every response is equally likely to be the best."""
-        return math.log(len(self.samples))
-
     def is_right(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
         is_best = (rewards == rewards.max(dim=1, keepdim=True).values).double()
         return is_best.gather(1, labels['best'][:, None])[:, 0] / is_best.sum(1)
@@ -155,10 +151,6 @@ class ScalarRating(_Number):
         corr = pearson_r(score, predicted.detach()).nan_to_num(0.0)  # 0 if either is constant
         return {'loss': error, 'error': error, 'label_mean': mean, 'label_var': var, 'corr': corr}
 
-    def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
-        """Return the variance of the scores: the loss if every reward is their mean."""
-        return labels['score'].var(correction=0).item()
-
     def target_scales(self, labels: dict[str, torch.Tensor]) -> torch.Tensor | None:
         return labels['score']
 
@@ -223,10 +215,6 @@ class ScalarComparison(_Number):
         predicted = rewards[:, 1] - rewards[:, 0]
         error = F.mse_loss(predicted, labels['difference'].to(predicted.device))
         return {'loss': error, 'error': error}
-
-    def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
-        """Return the mean square of the differences: the loss if all rewards are equal."""
-        return labels['difference'].square().mean().item()
 
     def is_right(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
         difference = rewards[:, 1] - rewards[:, 0]

@@ -257,10 +257,6 @@ class LabelType:
             return labels
         return {field: values[is_choice] for field, values in labels.items()}
 
-    def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
-        """Return the mean loss over `labels` if all responses have the same, best reward."""
-        self.lacks('guessing_loss')
-
     def is_right(
         self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]
     ) -> torch.Tensor | None:

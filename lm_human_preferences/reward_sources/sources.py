@@ -19,7 +19,6 @@ from lm_human_preferences.external_rewards.function import FunctionScorer
 from lm_human_preferences.external_rewards.texts import TextReward, TextScorer
 from lm_human_preferences.frozen_head import head
 from lm_human_preferences.frozen_head import reward as frozen
-from lm_human_preferences.frozen_head.features import n_features
 from lm_human_preferences.language import weights
 from lm_human_preferences.reward_models import locations
 from lm_human_preferences.reward_sources import loading
@@ -252,7 +251,7 @@ class SavedHeadSource(_OnReference, SavedSource):
         """Raise UserError if the head is damaged, or is for a model of another width."""
         directory = locations.reward_model_dir(self.name)
         fitted, about = head.load(directory)
-        if width is not None and len(fitted.mean) != n_features(width):
+        if width is not None and len(fitted.mean) != head.n_features(width):
             raise frozen.other_model(directory, about, self.task.policy.initial_model)
 
 

@@ -10,7 +10,6 @@ from lm_human_preferences import label_types, lm_tasks, session
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.frozen_head import head as heads
-from lm_human_preferences.frozen_head.features import n_features
 from lm_human_preferences.frozen_head.fitting import Fitted, fit_head
 from lm_human_preferences.frozen_head.reward import FrozenReward, features_of, probe_of
 from lm_human_preferences.labels.held_out import Labels, Prediction, predict, subjects_of
@@ -97,7 +96,7 @@ def _features_of_labels(
     own = slice(comm.rank, None, comm.size)
     rows = max(1, ROWS // responses.shape[1])
     parts = zip(queries[own].split(rows), responses[own].split(rows), strict=True)
-    features = torch.empty(*responses.shape[:2], n_features(reference.model.sizes.n_embd))
+    features = torch.empty(*responses.shape[:2], heads.n_features(reference.model.sizes.n_embd))
     found = [features[:0]]
     total = _tokens(reference, queries[own], responses[own])
     with progress(total=total, comm=comm, desc='labels', unit='token', unit_scale=True) as bar:
@@ -126,7 +125,7 @@ def _sampled(phase: TrainReward, reference: Policy, comm: Comm) -> torch.Tensor:
         labels=settings.labels.source,
         batch_size=exact_div(settings.rollout_batch_size, comm.size),
     )
-    found = [torch.empty(0, n_features(reference.model.sizes.n_embd))]
+    found = [torch.empty(0, heads.n_features(reference.model.sizes.n_embd))]
     batches = range(ceil_div(settings.normalize_samples, settings.rollout_batch_size))
     for _ in progress(batches, comm=comm, desc='samples', unit='batch'):
         for part in query_sampler()['tokens'].split(ROWS):

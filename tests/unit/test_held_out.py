@@ -308,19 +308,6 @@ def test_simulated_labels_err_as_often_as_they_should():
     assert not labels['best'].any()
 
 
-@pytest.mark.parametrize(
-    'name, labels, expected',
-    [
-        ('best_of_4', {'best': [0, 3]}, 1.3862944),
-        ('scalar_rating', {'score': [1.0, 5.0]}, 4.0),
-        ('scalar_compare', {'difference': [1.0, -3.0]}, 5.0),
-    ],
-)
-def test_loss_of_guessing(name, labels, expected):
-    labels = {field: torch.tensor(values) for field, values in labels.items()}
-    assert label_types.get(name).guessing_loss(labels) == pytest.approx(expected)
-
-
 def test_two_ranks_have_one_accuracy(monkeypatch, capsys):
     """Both take part in every measurement, or one would wait for the other for ever."""
     give_each_thread_its_own_numpy_random(monkeypatch)
