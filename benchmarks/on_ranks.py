@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from lm_human_preferences.distributed import launcher
+from lm_human_preferences.distributed import launch_methods
 
 
 def measure(size, *command):
@@ -16,10 +16,10 @@ def measure(size, *command):
     Our launcher's mpiexec starts the ranks. Each has one thread unless OMP_NUM_THREADS says
     otherwise.
     """
-    prefix = launcher.mpiexec_words(size) if size > 1 else []
+    prefix = launch_methods.mpiexec_words(size) if size > 1 else []
     done = subprocess.run(
         [*prefix, sys.executable, *map(str, command)],
-        env={'OMP_NUM_THREADS': '1', **launcher.rank_environment()},
+        env={'OMP_NUM_THREADS': '1', **launch_methods.rank_environment()},
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -14,7 +14,7 @@ import click
 from lm_human_preferences import shell, storage
 from lm_human_preferences.cli import user_settings
 from lm_human_preferences.cli.program import Command, completion
-from lm_human_preferences.distributed import launch_methods, launcher, worker
+from lm_human_preferences.distributed import launch_methods, worker
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.differences import task_options
 from lm_human_preferences.runs import run_dir, run_files
@@ -100,7 +100,7 @@ def start_job(
         elif size > 1:
             if is_training:
                 hparams.check_ranks(size)
-            launcher.become_mpiexec(size)
+            launch_methods.become_mpiexec(size)
         else:
             import_job(job)(**arguments)
     except KeyboardInterrupt:

@@ -1,5 +1,6 @@
 """Click commands: options made from dataclass fields, help pages, errors in one line."""
 
+import contextlib
 import dataclasses
 import sys
 import time
@@ -40,9 +41,9 @@ class Program(click.Group):
         """Run the command that `args`, or sys.argv, begin with; end the process on an error."""
         args = list(sys.argv[1:] if args is None else args)
         streams.make_safe()
-        worker.become_rank()
         try:
             with disk_errors_reported():
+                worker.become_rank()
                 super().main(
                     args or ['--help'],
                     **extra,
@@ -72,8 +73,9 @@ class Program(click.Group):
 def _fail(message: str) -> None:
     streams.mute_notes(False)
     note(error_line(message))
-    if launch_methods.current().rank:
-        time.sleep(worker.REPORT_SECONDS)  # rank 0 reports for all, and ends first
+    with contextlib.suppress(UserError):  # about the variables that should tell the rank
+        if launch_methods.current().rank:
+            time.sleep(worker.REPORT_SECONDS)  # rank 0 reports for all, and ends first
     sys.exit(FAILED)
 
 

@@ -12,8 +12,7 @@ import tomllib
 from pathlib import Path
 
 from lm_human_preferences import storage
-from lm_human_preferences.distributed import ENGINES, horovod, launcher
-from lm_human_preferences.distributed.launch_methods import MPICH
+from lm_human_preferences.distributed import ENGINES, horovod, launch_methods
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.runs.run_files import usual_directory
 from lm_human_preferences.training import memory
@@ -90,10 +89,10 @@ def _other_users() -> str:
 
 
 def _mpi() -> str:
-    path, *_ = launcher.mpiexec_words(2)
-    reason = horovod.why_not(MPICH)
-    found = f'without it: {reason} (`sh tools/horovod.sh`)' if reason else 'with it'
-    return f'{path} of MPICH; ranks may average by Horovod, {found}'
+    path, *_ = launch_methods.mpiexec_words(2)
+    has_horovod = horovod.is_usable(launch_methods.MPICH)
+    engine = 'Horovod' if has_horovod else 'torch, as Horovod is not compiled (tools/horovod.sh)'
+    return f'{path} of MPICH; ranks average by {engine}'
 
 
 def step(*options: str) -> str:

@@ -10,12 +10,29 @@ from typing import Any, TypeVar
 import torch
 
 from lm_human_preferences.distributed import ALLREDUCE_TIMEOUT, launch_methods
-from lm_human_preferences.distributed.gradients import Gradients
 from lm_human_preferences.machine import process
 
 T = TypeVar('T')
 
 MEETING_SECONDS = 1  # interval of the ranks' messages while rank 0 works alone
+
+
+class Gradients:
+    """Gradients of a single rank, which need no averaging."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        self.parameters = list(parameters)
+
+    def zero_grad(self) -> None:
+        """Drop the gradients, before the first backward pass of an update."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def require_sync(self) -> None:
+        """Announce the last backward pass of an update: averaging may overlap with it."""
+
+    def synchronize(self) -> None:
+        """Wait until every gradient is its mean over ranks."""
 
 
 class Comm:
@@ -27,7 +44,6 @@ class Comm:
     name = 'nothing'  # the engine that averages gradients, as the console names it
     rank = 0  # number of this process, from 0
     size = 1  # number of ranks
-    local_rank = 0  # number of this process among the ranks of its host, from 0
     local_size = 1  # number of ranks on this host
 
     def broadcast_(self, tensors: Iterable[torch.Tensor]) -> None:

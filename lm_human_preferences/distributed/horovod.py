@@ -58,47 +58,38 @@ class Horovod:
 
 def is_chosen(allreduce: str, family: Family | None) -> bool:
     """Return whether ranks under this MPI average by Horovod; UserError if they must but cannot."""
-    reason = 'torch is chosen' if allreduce == 'torch' else why_not(family)
-    if reason and allreduce == 'horovod':
+    if allreduce == 'torch' or is_usable(family):
+        return allreduce != 'torch'
+    if allreduce == 'horovod':
         raise UserError(
-            f'--run.allreduce horovod: {reason}: compile it by `sh tools/horovod.sh` for MPICH, or'
-            ' `MPI=openmpi sh tools/horovod.sh`, and start the ranks by that mpiexec; or use auto'
+            '--run.allreduce horovod: there is none for this torch, with NCCL if there are GPUs,'
+            f' under {family.name if family else "ranks without MPI"}: compile it by `sh'
+            ' tools/horovod.sh` for MPICH, or `MPI=openmpi sh tools/horovod.sh`, and start the'
+            ' ranks by that mpiexec; or use auto'
         )
-    return not reason
+    return False
 
 
-def why_not(family: Family | None) -> str:
-    """Return why ranks under this MPI cannot average by Horovod; '' if they can."""
+def is_usable(family: Family | None) -> bool:
+    """Return whether there is a Horovod for these ranks; for another MPI, it would crash."""
+    if family is None or mpi_of_build() is not family:
+        return False
     import torch
 
-    built = mpi_of_build()
-    if built is None:
-        return 'Horovod is not installed, or was built without MPI'
-    if built is not family:  # Horovod would crash
-        speaker = family.name if family else 'no MPI'
-        return f'Horovod was built against {built.name}, and the ranks speak {speaker}'
     try:
         import horovod.torch as hvd
-    except ImportError as e:
-        return f'Horovod does not load ({" ".join(str(e).split())})'
-    if torch.cuda.is_available() and not hvd.nccl_built():
-        return 'Horovod was built without NCCL'
-    return ''
+    except ImportError:
+        return False
+    return not torch.cuda.is_available() or hvd.nccl_built()
 
 
 def mpi_of_build() -> Family | None:
-    """Return the MPI that Horovod was built against, without loading it."""
+    """Return the MPI that Horovod was built against, without loading it; None if there is none."""
     spec = importlib.util.find_spec('horovod')
     for folder in (spec and spec.submodule_search_locations) or ():
-        for library in Path(folder, 'torch').glob('mpi_lib*.so'):
-            return linked_family(library)
+        for path in Path(folder, 'torch').glob('mpi_lib*.so'):
+            # Debian names MPICH's library libmpich.so.12.
+            found = re.search(rb'\0(libmpi(?:ch)?\.so[.\d]*)\0', path.read_bytes())
+            if found is not None:
+                return OPEN_MPI if found[1].decode() == OPEN_MPI.soname else MPICH
     return None
-
-
-def linked_family(path: Path) -> Family | None:
-    """Return the MPI that a library is linked against; None if there is none."""
-    # Debian names MPICH's library libmpich.so.12.
-    found = re.search(rb'\0(libmpi(?:ch)?\.so[.\d]*)\0', path.read_bytes())
-    if found is None:
-        return None
-    return OPEN_MPI if found[1].decode() == OPEN_MPI.soname else MPICH

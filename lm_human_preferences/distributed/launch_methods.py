@@ -1,14 +1,25 @@
-"""Launch of this process, found from variables that launchers set (docs/clusters.md)."""
+"""Launch of ranks: by which launcher this process was started, and an mpiexec for `--mpi N`."""
 
 import os
 import re
-from typing import NamedTuple
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from lm_human_preferences.errors import UserError
 
 # Ports for Slurm jobs: above those of services, below those of outgoing connections.
 _FIRST_PORT, _PORT_COUNT = 10240, 20480
 # Variables that torch.distributed reads by env://. torchrun sets them, and so do Azure ML and
 # operators of Kubernetes without torchrun.
 _TORCH_VARIABLES = ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
+TERMINAL = 'LMHP_TERMINAL'  # variable: whether the ranks' output goes to a terminal
+# What our own mpiexec's ranks must not inherit
+_OF_OTHER_LAUNCHERS = ('OMPI_COMM_WORLD_', 'PMI_', 'PMIX_')
+# Start the ranks on this host, whatever hosts a batch system offers.
+_HERE = ('-rmk', 'user', '-launcher', 'fork')
 
 
 class Family(NamedTuple):
@@ -58,16 +69,15 @@ class Endpoint(NamedTuple):
 def current() -> Launch:
     """Return how this process was launched; a launcher may have been started by another."""
     is_torch = all(os.environ.get(name) for name in _TORCH_VARIABLES)
-    by_torch = Launch('torchrun', _number('WORLD_SIZE'), _number('RANK'), family=None)
     # torchrun may itself be started by mpiexec or srun, once on each host.
     if is_torch and 'TORCHELASTIC_RUN_ID' in os.environ:
-        return by_torch
+        return _by_torch()
     for family, prefix in ((OPEN_MPI, 'OMPI_COMM_WORLD'), (MPICH, 'PMI')):
         size = _number(f'{prefix}_SIZE')
         if size:  # `srun --mpi=pmi2` sets the variables of MPICH, too
             return Launch(f'mpiexec of {family.name}', size, _number(f'{prefix}_RANK'), family)
     if is_torch:
-        return by_torch
+        return _by_torch()
     size = _number('SLURM_STEP_NUM_TASKS')
     if size <= 1:
         return Launch()
@@ -75,18 +85,31 @@ def current() -> Launch:
     return Launch('srun', size, _number('SLURM_PROCID'), family)
 
 
+def _by_torch() -> Launch:
+    """Return a launch by the variables of torch.distributed; UserError if they are wrong."""
+    size, rank = _number('WORLD_SIZE'), _number('RANK')
+    if rank >= size:
+        raise UserError(f'RANK must be below WORLD_SIZE, which is {size}, not {rank}')
+    return Launch('torchrun', size, rank, family=None)
+
+
 def endpoint() -> Endpoint:
     """Return where ranks without MPI meet; under srun the port depends on job and step."""
     address, port = os.environ.get('MASTER_ADDR', ''), _number('MASTER_PORT')
-    if current().launcher != 'srun':
+    if current().launcher == 'srun':
+        step, restarts = _number('SLURM_STEP_ID'), _number('SLURM_RESTART_COUNT')
+        number = _number('SLURM_JOB_ID')
+        port = port or _FIRST_PORT + (number * 31 + step) % _PORT_COUNT
+        if os.environ.get('SLURM_STEP_NUM_NODES') == '1':
+            address = '127.0.0.1'  # a host need not know its own name
+        address = address or first_host(os.environ['SLURM_STEP_NODELIST'])
+        job = f'slurm-{number}.{step}.{restarts}'
+    else:
         run = os.environ.get('TORCHELASTIC_RUN_ID', 'job')
-        return Endpoint(address, port, f'{run}/{_number("TORCHELASTIC_RESTART_COUNT")}')
-    job, step = _number('SLURM_JOB_ID'), _number('SLURM_STEP_ID')
-    port = port or _FIRST_PORT + (job * 31 + step) % _PORT_COUNT
-    if os.environ.get('SLURM_STEP_NUM_NODES') == '1':
-        address = '127.0.0.1'  # a host need not know its own name
-    address = address or first_host(os.environ['SLURM_STEP_NODELIST'])
-    return Endpoint(address, port, f'slurm-{job}.{step}.{_number("SLURM_RESTART_COUNT")}')
+        job = f'{run}/{_number("TORCHELASTIC_RESTART_COUNT")}'
+    if not 0 < port < 1 << 16:
+        raise UserError(f'MASTER_PORT must be from 1 to 65535, not {port}')
+    return Endpoint(address, port, job)
 
 
 def first_host(hosts: str) -> str:
@@ -96,9 +119,44 @@ def first_host(hosts: str) -> str:
 
 
 def _number(*variables: str) -> int:
-    """Return the value of the first environment variable that is a whole number, else 0."""
+    """Return the value of the first environment variable that is set, else 0."""
     for name in variables:
-        value = os.environ.get(name, '')
-        if value.isdecimal():
+        value = os.environ.get(name)
+        if value and not value.isdecimal():
+            raise UserError(f'{name} must be a whole number, not {value!r}')
+        if value:
             return int(value)
     return 0
+
+
+def become_mpiexec(size: int) -> NoReturn:
+    """Replace this process by an mpiexec that runs its command on `size` ranks of this host."""
+    is_terminal = sys.stdout.isatty() and sys.stderr.isatty()
+    variables = rank_environment()
+    variables[TERMINAL] = str(is_terminal)
+    if is_terminal:  # ranks write into pipes and cannot ask for its width
+        columns = shutil.get_terminal_size().columns
+        variables.update(COLUMNS=str(columns), TQDM_NCOLS=str(columns - 1))
+    words = [*mpiexec_words(size), sys.executable, *sys.orig_argv[1:]]
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # mpiexec would complain that Python ignores it
+    # No input: a terminal stops programs in the background that read from it.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.execve(words[0], words, variables)
+
+
+def mpiexec_words(size: int) -> list[str]:
+    """Return the words of an mpiexec for `size` ranks here, without the command of the ranks."""
+    mpiexec = Path(sys.executable).with_name('mpiexec')
+    if not mpiexec.exists():
+        raise UserError(
+            'no mpiexec to start ranks with: `sh tools/setup.sh` installs one, or use --mpi 1'
+        )
+    return [str(mpiexec), *_HERE, '-n', str(size)]
+
+
+def rank_environment() -> dict[str, str]:
+    """Return the environment of mpiexec and its ranks."""
+    variables = {k: v for k, v in os.environ.items() if not k.startswith(_OF_OTHER_LAUNCHERS)}
+    # By default ranks listen on all networks, though all of them are on this host.
+    variables.setdefault('UCX_NET_DEVICES', 'lo')
+    return variables

@@ -12,7 +12,8 @@ import secrets
 import socket
 import sys
 import sysconfig
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = '127.0.0.1'
 CONNECT_SECONDS = 5  # timeout of a connection to an address of the first host
+_POLL_SECONDS = 0.05
 STORE_SECONDS = 2  # if the store takes longer to answer, its rank is stopped
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
@@ -42,8 +44,9 @@ class AllStopped(KeyboardInterrupt):
 
 
 def meet(seconds: int) -> Store:
-    """Return the store once all ranks have reached it; torch raises an error after `seconds`."""
+    """Return the store once all ranks have reached it; RankLost after `seconds`."""
     global _store
+    end = time.monotonic() + seconds
     launch = launch_methods.current()
     listener = None
     if launch.family is not None:
@@ -54,7 +57,7 @@ def meet(seconds: int) -> Store:
         if launch.rank == 0 and not has_store:
             listener = listen(place)
     _store = open_store(place, listener, seconds)
-    choose_interface(_store, place, launch)
+    choose_interface(_store, place, launch, end - time.monotonic())
     return _store
 
 
@@ -81,11 +84,6 @@ def _meet_over_mpi(launch: Launch, family: Family) -> tuple[Endpoint, socket.soc
     mpi = load_mpi(family)
     _unlink_shared_memory()
     world = mpi.COMM_WORLD
-    if world.Get_size() != launch.size:
-        raise UserError(
-            f'{launch.size} ranks were started, but each sees a world of {world.Get_size()}, by'
-            f' another MPI than {family.name}: unset MPI4PY_LIBMPI and MPI4PY_MPIABI'
-        )
     is_one_host = world.Split_type(mpi.COMM_TYPE_SHARED).Get_size() == launch.size
     listener = None
     message = bytearray(1 << 16)
@@ -146,7 +144,7 @@ def listen(place: Endpoint) -> socket.socket:
     is_one_host = place.address in (LOOPBACK, 'localhost')
     try:
         return socket.create_server((LOOPBACK if is_one_host else '', place.port))
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise UserError(
             f'rank 0 cannot listen at {place.address}, TCP port {place.port} ({error.args[-1]}):'
             " set MASTER_PORT to a free port, and MASTER_ADDR to its host's name, for all ranks"
@@ -161,23 +159,43 @@ def open_store(place: Endpoint, listener: socket.socket | None, seconds: int) ->
     options: dict[str, Any] = {'timeout': datetime.timedelta(seconds=seconds)}
     if listener is not None:
         options.update(is_master=True, master_listen_fd=listener.detach())
-    try:
-        store = dist.TCPStore(place.address, place.port, wait_for_workers=False, **options)
-    except RuntimeError as error:
-        raise RankLost(
+    else:
+        late = (
             f'nothing answers at {place.address}, TCP port {place.port} within {seconds} s:'
             ' MASTER_ADDR and MASTER_PORT must name the host of rank 0 and a free port there'
             ' (torchrun: by --local-addr on that host)'
-        ) from error
+        )
+        _wait(lambda: _answers(place.address, place.port), seconds, late)
+    store = dist.TCPStore(place.address, place.port, wait_for_workers=False, **options)
     return dist.PrefixStore(place.job, store)
 
 
-def choose_interface(store: Store, place: Endpoint, launch: Launch) -> None:
+def _wait(is_there: Callable[[], bool], seconds: float, late: str) -> None:
+    """Wait until `is_there()`, as torch does, but heeding signals; RankLost(late) in the end."""
+    end = time.monotonic() + seconds
+    while not is_there():
+        if time.monotonic() > end:
+            raise RankLost(late)
+        time.sleep(_POLL_SECONDS)
+
+
+def _answers(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def choose_interface(store: Store, place: Endpoint, launch: Launch, seconds: float) -> None:
     """Wait for all ranks, and make Gloo use the network interface that reaches them."""
     here, own = interfaces(), _address_towards(place.address)
-    store.set(f'address of rank {launch.rank}', own)
-    for rank in range(launch.size):
-        address = store.get(f'address of rank {rank}').decode()
+    keys = [f'address of rank {rank}' for rank in range(launch.size)]
+    store.set(keys[launch.rank], own)
+    late = f'not all {launch.size} ranks have come; see --run.allreduce_timeout'
+    _wait(lambda: store.check(keys), seconds, late)
+    for key in keys:
+        address = store.get(key).decode()
         if address not in here:  # the first host needs the route to another host
             own = _address_towards(address)
             break
@@ -210,10 +228,7 @@ def reachable(addresses: Sequence[str], port: int) -> str:
     # An address that this host has, too, such as a container bridge's, does not reach another.
     foreign = [address for address in addresses if address not in own]
     for address in foreign or addresses:
-        with (
-            contextlib.suppress(OSError),
-            socket.create_connection((address, port), CONNECT_SECONDS),
-        ):
+        if _answers(address, port):
             return address
     raise UserError(
         f'{socket.gethostname()} does not reach the first host of this run, TCP port {port} of '

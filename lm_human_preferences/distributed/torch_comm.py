@@ -1,25 +1,33 @@
 """Communication between several ranks: small objects by Gloo, gradients by NCCL or Horovod."""
 
+import base64
 import contextlib
 import datetime
 import faulthandler
+import itertools
+import json
 import os
 import re
 import socket
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import safetensors.torch
 import torch
 import torch.distributed
 
-from lm_human_preferences.distributed import horovod, launch_methods, meeting, messages
-from lm_human_preferences.distributed.comm import Comm, T
-from lm_human_preferences.distributed.gradients import Gradients, OverlappedGradients
+from lm_human_preferences.distributed import horovod, launch_methods, meeting
+from lm_human_preferences.distributed.comm import Comm, Gradients, T
 from lm_human_preferences.distributed.meeting import RankLost
 from lm_human_preferences.machine import process
 
+_TENSOR = '\0tensor'  # key of the JSON objects that stand for tensors; no other object has it
+# Small enough to overlap with the backward pass, large enough that latency does not matter.
+BUCKET_BYTES = 64 << 20
 STACKS_SECONDS = 5  # between the timeout and the print of stacks
 
 
@@ -60,14 +68,14 @@ class TorchComm(Comm):
         host = f'{socket.gethostname()} {Path("/proc/sys/kernel/random/boot_id").read_text()}'
         own = host, gpus, sorted(os.sched_getaffinity(0))
         of_ranks = self.all_gather_object(own)
-        self.local_rank = sum(each[0] == host for each in of_ranks[: self.rank])
+        local_rank = sum(each[0] == host for each in of_ranks[: self.rank])
         here = [each for each in of_ranks if each[0] == host]
         self.local_size = len(here)
         _, gpus_of_ranks, processors_of_ranks = zip(*here)
         if any(gpus_of_ranks):
-            torch.cuda.set_device(process.choose_gpu(gpus_of_ranks, self.local_rank))
+            torch.cuda.set_device(process.choose_gpu(gpus_of_ranks, local_rank))
         else:
-            process.limit_threads(processors_of_ranks, self.local_rank)
+            process.limit_threads(processors_of_ranks, local_rank)
 
     def average_gradients(self, parameters: Iterable[torch.Tensor]) -> Gradients:
         return OverlappedGradients(parameters, self.size, self._begin_sum)
@@ -90,13 +98,13 @@ class TorchComm(Comm):
             tensor.detach().copy_(host)
 
     def all_gather_object(self, value: T) -> list[T]:
-        """Return the `value` of every rank; see `messages` for possible types."""
-        message = bytearray(messages.encode(value))
+        """Return the `value` of every rank; see `encode` for possible types."""
+        message = bytearray(encode(value))
         lengths = self._all_gather(torch.tensor([len(message)]))
         padded = message.ljust(int(max(lengths)))  # JSON may end in spaces
         values = []
         for received in self._all_gather(torch.frombuffer(padded, dtype=torch.uint8)):
-            values.append(messages.decode(received.numpy().tobytes()))
+            values.append(decode(received.numpy().tobytes()))
         return values
 
     def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -114,6 +122,89 @@ class TorchComm(Comm):
         self.dist.destroy_process_group()
 
 
+class OverlappedGradients(Gradients):
+    """Gradients averaged in large buckets, last parameters first, during the last backward pass.
+
+    A parameter's `grad` becomes a view of its bucket, 0 where the loss does not reach it.
+    begin_sum: begins to sum a tensor over `size` ranks, and returns a function that waits.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[torch.Tensor],
+        size: int,
+        begin_sum: Callable[[torch.Tensor], Callable[[], object]],
+    ) -> None:
+        super().__init__(parameters)
+        self.size = size
+        self.begin_sum = begin_sum
+        self.buckets: list[torch.Tensor] = []  # each is a vector
+        # {parameter: (index of its bucket, view of its values in the bucket)}
+        self.bucket_views: dict[torch.Tensor, tuple[int, torch.Tensor]] = {}
+        # How many gradients each bucket still waits for; None before the last backward pass.
+        self.pending: list[int] | None = None
+        self.waits: list[Callable[[], object]] = []  # one for each bucket sent so far, in order
+        reverse = self.parameters[::-1]
+        for _, alike in itertools.groupby(reverse, lambda each: (each.dtype, each.device)):
+            members: list[torch.Tensor] = []
+            for parameter in alike:
+                members.append(parameter)
+                if sum(each.nbytes for each in members) >= BUCKET_BYTES:
+                    self._add_bucket(members)
+                    members = []
+            if members:
+                self._add_bucket(members)
+
+    def _add_bucket(self, members: list[torch.Tensor]) -> None:
+        # A weak reference, since this object holds the parameters: if their hooks held it in turn,
+        # none of them would ever be freed.
+        on_gradient: Any = weakref.WeakMethod(self._on_gradient)
+        sizes = [parameter.numel() for parameter in members]
+        bucket = torch.zeros(sum(sizes), dtype=members[0].dtype, device=members[0].device)
+        for parameter, part in zip(members, bucket.split(sizes)):
+            self.bucket_views[parameter] = len(self.buckets), part.view(parameter.shape)
+            parameter.register_post_accumulate_grad_hook(lambda parameter: on_gradient()(parameter))
+        self.buckets.append(bucket)
+
+    def require_sync(self) -> None:
+        self.pending = [0] * len(self.buckets)
+        for bucket, _ in self.bucket_views.values():
+            self.pending[bucket] += 1
+
+    def _on_gradient(self, parameter: torch.Tensor) -> None:
+        """Copy a gradient into its bucket in the last backward pass, and send full buckets."""
+        if not self.pending:
+            return
+        self._fill(parameter)
+        bucket, _ = self.bucket_views[parameter]
+        self.pending[bucket] -= 1
+        while len(self.waits) < len(self.buckets) and not self.pending[len(self.waits)]:
+            self._send_next()
+
+    def _fill(self, parameter: torch.Tensor) -> None:
+        _, view = self.bucket_views[parameter]
+        if parameter.grad is None:
+            view.zero_()
+        else:
+            torch.div(parameter.grad, self.size, out=view)
+        parameter.grad = view
+
+    def _send_next(self) -> None:
+        self.waits.append(self.begin_sum(self.buckets[len(self.waits)]))
+
+    def synchronize(self) -> None:
+        """Send the buckets that the last backward pass did not fill, and wait for all means."""
+        for parameter, (_, view) in self.bucket_views.items():
+            if parameter.grad is not view:
+                self._fill(parameter)
+        while len(self.waits) < len(self.buckets):
+            self._send_next()
+        for wait in self.waits:
+            wait()
+        self.pending = None
+        self.waits = []
+
+
 @contextlib.contextmanager
 def noticing_lost_ranks() -> Iterator[None]:
     """Turn a lost connection, or a timeout, within the block into a `RankLost`."""
@@ -126,3 +217,28 @@ def noticing_lost_ranks() -> Iterator[None]:
         # Leave out the place in Gloo's source, and Gloo's advice.
         reason = re.sub(r'^\[\S+\] |\.( This is typically .*)?$', '', str(error).splitlines()[0])
         raise RankLost(f'{reason}; see --run.allreduce_timeout') from error
+
+
+def encode(value: Any) -> bytes:
+    """Return `value` as JSON, as pickles could run code; TypeError for types not to be sent."""
+    return json.dumps(value, default=_encode_numbers).encode()
+
+
+def decode(message: bytes) -> Any:
+    """Return the value that was encoded, but tuples as lists, and tensors on the CPU."""
+    return json.loads(message, object_hook=_decode_tensor)
+
+
+def _encode_numbers(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f'ranks do not send each other {type(value)}')
+    tensor = value.detach().cpu().contiguous()
+    return {_TENSOR: base64.b64encode(safetensors.torch.save({_TENSOR: tensor})).decode()}
+
+
+def _decode_tensor(value: dict[str, Any]) -> Any:
+    if value.keys() != {_TENSOR}:
+        return value
+    return safetensors.torch.load(base64.b64decode(value[_TENSOR]))[_TENSOR]

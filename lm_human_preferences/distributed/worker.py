@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from lm_human_preferences.distributed import launch_methods, launcher, meeting
+from lm_human_preferences.distributed import launch_methods, meeting
 from lm_human_preferences.errors import UserError, disk_errors_reported
 from lm_human_preferences.machine import environment
 from lm_human_preferences.utils import stop_signals, streams
@@ -35,7 +35,7 @@ def become_rank() -> None:
         return
     stdout: Any = sys.stdout  # its declared type has no `reconfigure`
     stdout.reconfigure(line_buffering=True)
-    terminal = os.environ.get(launcher.TERMINAL)
+    terminal = os.environ.get(launch_methods.TERMINAL)
     if terminal is not None:
         streams.mute_notes(True)  # the process that became mpiexec has printed them
     if terminal == 'True':

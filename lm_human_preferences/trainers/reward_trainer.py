@@ -76,7 +76,8 @@ class RewardModelTrainer:
                 self.normalize(*self.target_mean_std())
             # All ranks draw an order and use rank 0's, so that an epoch learns each label once.
             epochs = [np.random.permutation(self.num_train) for _ in range(self.settings.epochs)]
-            self.order = self.comm.all_gather_object(np.concatenate(epochs))[0]
+            own = torch.from_numpy(np.concatenate(epochs))
+            self.order = self.comm.all_gather_object(own)[0].numpy()
         batch_size = exact_div(self.settings.batch_size, self.comm.size)
         log_as_original(f'{self.comm.rank} training on {self.num_train} in batches of {batch_size}')
 
@@ -175,8 +176,7 @@ class RewardModelTrainer:
         """Return mean and std of the rewards of `n_samples` samples of the initial policy."""
         batch_count = ceil_div(n_samples, self.settings.rollout_batch_size)
         batches = [self.sampled_rewards() for _ in range(batch_count)]
-        of_this_rank = torch.cat(batches).cpu().numpy()
-        return mean_and_std(np.concatenate(self.comm.all_gather_object(of_this_rank)))
+        return mean_and_std(torch.cat(self.comm.all_gather_object(torch.cat(batches).cpu())))
 
     def sampled_rewards(self) -> torch.Tensor:
         """Sample from the initial policy; return the rewards (rollout_batch_size / ranks,)."""

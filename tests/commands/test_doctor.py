@@ -6,7 +6,7 @@ import pytest
 from command_line import invoke
 
 from lm_human_preferences.commands import doctor
-from lm_human_preferences.distributed import launcher
+from lm_human_preferences.distributed import launch_methods
 from lm_human_preferences.errors import UserError
 
 
@@ -42,8 +42,8 @@ def test_all_is_named(quick):
 def test_horovod_is_tried_where_it_is(quick, monkeypatch, spec, first):
     monkeypatch.setattr(doctor.importlib.util, 'find_spec', lambda name: spec)
     assert list(examined()[1])[7] == first
-    monkeypatch.setattr(doctor.horovod, 'why_not', lambda family: 'it is old')
-    assert 'without it: it is old (`sh tools/horovod.sh`)' in examined()[1]['MPI'][1]
+    monkeypatch.setattr(doctor.horovod, 'is_usable', lambda family: False)
+    assert 'torch, as Horovod is not compiled (tools/horovod.sh)' in examined()[1]['MPI'][1]
 
 
 def no_package(name):
@@ -63,7 +63,7 @@ def no_package(name):
         ),
         ('memory and disk', 'LEAST_MEMORY', 1 << 40, 'make room', 0),
         ('memory and disk', 'storage.free_bytes', lambda path: 3 << 30, '3 GiB free at /tmp', 0),
-        ('MPI', 'launcher.mpiexec_words', refuse, 'there is none', 0),
+        ('MPI', 'launch_methods.mpiexec_words', refuse, 'there is none', 0),
         ('two by torch', 'step', lambda *options: refuse() if options else '', 'there is none', 0),
     ],
 )
@@ -77,7 +77,7 @@ def test_faults(quick, monkeypatch, name, target, change, said, status):
 def test_a_driver_without_a_torch_for_it(quick, monkeypatch):
     monkeypatch.setattr('torch.cuda.device_count', lambda: 0)
     monkeypatch.setattr(doctor.shutil, 'which', lambda name: name)
-    monkeypatch.setattr(launcher, 'mpiexec_words', lambda size: ['mpiexec'])
+    monkeypatch.setattr(launch_methods, 'mpiexec_words', lambda size: ['mpiexec'])
     assert 'install a torch for its CUDA' in examined()[1]['devices'][1]
 
 

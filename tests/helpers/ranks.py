@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from lm_human_preferences.distributed import comm as comms
-from lm_human_preferences.distributed import messages
-from lm_human_preferences.distributed.gradients import OverlappedGradients
+from lm_human_preferences.distributed import torch_comm
 
 TIMEOUT_SECONDS = 300  # after which a rank that waits for the others gives up
 WORLD = None  # the Comm of this process, where MPI started it as one rank of several
@@ -21,14 +20,14 @@ class ThreadComm(comms.Comm):
     name = 'threads'
 
     def __init__(self, rank, slots, barrier):
-        self.rank = self.local_rank = rank
+        self.rank = rank
         self.size = self.local_size = len(slots)
         self._slots = slots
         self._barrier = barrier
 
     def all_gather_object(self, value):
-        """As between processes, which send each other only what `messages` knows."""
-        return [messages.decode(message) for message in self._exchanged(messages.encode(value))]
+        """As between processes, which send each other only some types."""
+        return [torch_comm.decode(message) for message in self._exchanged(torch_comm.encode(value))]
 
     def _exchanged(self, value):
         self._slots[self.rank] = value
@@ -38,7 +37,7 @@ class ThreadComm(comms.Comm):
         return values
 
     def average_gradients(self, parameters):
-        return OverlappedGradients(parameters, self.size, self.begin_sum)
+        return torch_comm.OverlappedGradients(parameters, self.size, self.begin_sum)
 
     def begin_sum(self, tensor):
         terms = self._exchanged(tensor.clone())

@@ -45,7 +45,7 @@ class Launcher:
 
 def available_engines(mpi=MPICH) -> list[str]:
     """Return the engines of ranks that speak `mpi` (None: no MPI)."""
-    return [engine for engine in ENGINES if engine == 'torch' or not horovod.why_not(mpi)]
+    return [engine for engine in ENGINES if engine == 'torch' or horovod.is_usable(mpi)]
 
 
 def our_launcher(cluster, ranks=2):

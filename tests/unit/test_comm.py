@@ -13,8 +13,13 @@ from compare import assert_close
 from ranks import on_ranks
 
 from lm_human_preferences.distributed import comm as comms
-from lm_human_preferences.distributed import gradients, messages
-from lm_human_preferences.distributed.torch_comm import TorchComm
+from lm_human_preferences.distributed import torch_comm
+from lm_human_preferences.distributed.torch_comm import (
+    OverlappedGradients,
+    TorchComm,
+    decode,
+    encode,
+)
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.machine import process
 
@@ -33,7 +38,7 @@ def on_two_and_three_ranks(work):
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(gradients, 'BUCKET_BYTES', 100)
+    monkeypatch.setattr(torch_comm, 'BUCKET_BYTES', 100)
     monkeypatch.setattr(comms, 'MEETING_SECONDS', 0.02)
 
 
@@ -59,7 +64,7 @@ def test_broadcast(comm):
 def test_values_of_all_ranks(comm):
     ranks = range(comm.size)
     assert comm.all_gather_object(['of', comm.rank]) == [['of', rank] for rank in ranks]
-    assert 0 <= comm.local_rank < comm.local_size <= comm.size
+    assert 0 < comm.local_size <= comm.size
     means = comm.all_reduce_mean({'a': comm.rank, 'b': 1.5})
     assert means == {'a': pytest.approx((comm.size - 1) / 2), 'b': 1.5}
     # Rank 0 alone counts, three times.
@@ -137,7 +142,7 @@ def test_buckets_are_sent_during_the_backward_pass():
         return lambda: waited.append(tensor)
 
     parameters = parameters_like([(30,)] * 3)
-    averaged = gradients.OverlappedGradients(parameters, 2, begin_sum)
+    averaged = OverlappedGradients(parameters, 2, begin_sum)
     parameters[0].register_hook(lambda gradient: sent_before.append(len(sent_tensors)))
     for last in (False, True):
         if last:
@@ -161,7 +166,7 @@ def test_buckets_are_sent_during_the_backward_pass():
 def test_gradients_are_freed_with_their_parameters():
     """So that the reward model's do not stay while the policy is trained."""
     parameters = parameters_like(SHAPES)
-    averaged = gradients.OverlappedGradients(parameters, 2, lambda tensor: None)
+    averaged = OverlappedGradients(parameters, 2, lambda tensor: None)
     freed = [weakref.ref(x) for x in (averaged, averaged.buckets[0], parameters[0])]
     loss_of(parameters, 0, 1).backward()
     del averaged, parameters
@@ -189,13 +194,12 @@ def test_more_ranks_than_gpus_are_refused():
 
 @pytest.mark.parametrize('value', [None, 2**70, -0.0, math.inf, 'a"é\ud800', {'a': [True, {}]}])
 def test_messages(value):
-    assert repr(messages.decode(messages.encode(value))) == repr(value)
+    assert repr(decode(encode(value))) == repr(value)
 
 
 @pytest.mark.parametrize(
     'value',
     [
-        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
         torch.arange(6).reshape(2, 3).t(),
         torch.tensor([math.nan, -0.0]),
         torch.zeros(2, 0),
@@ -205,8 +209,7 @@ def test_messages(value):
 )
 def test_messages_of_numbers(value):
     """To the bit, and they can be written to."""
-    received, one = messages.decode(messages.encode({'a': (value, np.int64(1))}))['a']
-    assert isinstance(received, torch.Tensor) == isinstance(value, torch.Tensor)
+    received, one = decode(encode({'a': (value, np.int64(1))}))['a']
     assert received.dtype == value.dtype and received.shape == value.shape and one == 1
     as_bytes = []
     for each in map(torch.as_tensor, (received, value)):
@@ -215,10 +218,10 @@ def test_messages_of_numbers(value):
     received[...] = 0
 
 
-@pytest.mark.parametrize('value', [{1, 2}, b'', object(), np.array([None])])
+@pytest.mark.parametrize('value', [{1, 2}, b'', object(), np.arange(2)])
 def test_what_ranks_do_not_send(value):
     with pytest.raises(TypeError):
-        messages.encode(value)
+        encode(value)
 
 
 def test_containers_of_one_host_are_hosts_of_their_own(monkeypatch):
@@ -231,5 +234,5 @@ def test_containers_of_one_host_are_hosts_of_their_own(monkeypatch):
         comm.rank = rank
         comm.all_gather_object = lambda own: sent.append(own) or [*sent]
         comm._share_host()
-        assert (comm.local_rank, comm.local_size) == (0, 1)
+        assert comm.local_size == 1
     assert [len(of_ranks) for of_ranks, _ in limits] == [1, 1]
