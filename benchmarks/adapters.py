@@ -112,7 +112,7 @@ def memory(args):
     own = run.trainer.policy.model.own_parameters()
     sizes = model.sizes()
     sizes.learned = sum(each.numel() for name, each in own.items() if HEADS not in name)
-    estimate = policy_phase(hparams).memory(sizes, 1).peak(default_device()) / 1e9
+    estimate = policy_phase(hparams).memory(sizes, 1, default_device()) / 1e9
     print(f'{sizes.parameters() / 1e9:.2f} billion parameters, {hparams.run.precision}:')
     print(f'process {peak / 1e9:.2f} GB, {before / 1e9:.2f} before; {estimate=:.2f}')
     print(f'{sizes.learned / 1e6:.1f}M learn; the step took {seconds:.0f} s')

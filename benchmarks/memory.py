@@ -54,7 +54,7 @@ def model_of(args):
 
 
 def ppo(args, common):
-    """(MemoryEstimate, function that builds a trainer and returns it with its step)."""
+    """(bytes expected, function that builds a trainer and returns it with its step)."""
     hparams = ppo_update.hparams_of(args.batch)
     hparams.override_from_dict(
         {**common, 'ppo.noptepochs': 1, 'ppo.micro_batch_size': args.micro_batch_size}
@@ -67,7 +67,7 @@ def ppo(args, common):
         run.trainer.policy.model.gradient_checkpointing = args.checkpointing
         return run.trainer, run.update
 
-    return policy_phase(hparams).memory(model_of(args).sizes(), 1), build
+    return policy_phase(hparams).memory(model_of(args).sizes(), 1, default_device()), build
 
 
 def reward(args, common):
@@ -91,7 +91,7 @@ def reward(args, common):
         )
         return trainer, lambda: trainer.train_batch(np.arange(args.batch), lr=5e-5)
 
-    return reward_phase(hparams).memory(model_of(args).sizes(), 1), build
+    return reward_phase(hparams).memory(model_of(args).sizes(), 1, default_device()), build
 
 
 def measure(args):
@@ -114,7 +114,7 @@ def measure(args):
             step()
     seconds, processor = measuring.now() - started, time.process_time() - processor
     found = measuring.memory_taken() / 1e9
-    expected = (libraries + estimate.peak(device)) / 1e9
+    expected = (libraries + estimate) / 1e9
     print(
         f'{expected:9.2f} {found:9.2f} {expected / found - 1:+9.0%} {seconds:9.1f}'
         f' {processor:9.1f}',

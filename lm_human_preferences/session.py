@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed import comm as comms
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.adapters.shared import Bases
 from lm_human_preferences.machine import process, processors, products
 from lm_human_preferences.machine.products import Library
 from lm_human_preferences.plan import checks
-from lm_human_preferences.plan.making import make_plan, policy_phase
+from lm_human_preferences.plan.making import LESS_MEMORY, make_plan, policy_phase
 from lm_human_preferences.runs import run_dir, run_files, run_record, run_settings
 from lm_human_preferences.training import console, loop, precision
 from lm_human_preferences.utils.core import ceil_div, default_device
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
     from lm_human_preferences.language.trained_models import TrainedModel
     from lm_human_preferences.plan.making import Plan, Settings
     from lm_human_preferences.plan.phases import Training
+
+OUT_OF_MEMORY = re.compile(
+    r"[^:]*out of memory.*|can't allocate memory.*|Unable to allocate.*"
+)  # messages of PyTorch on GPUs, PyTorch on CPUs and numpy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +139,18 @@ class Run:
 
 
 @contextlib.contextmanager
+def oom_explained() -> Iterator[None]:
+    """Turn out-of-memory errors within the block into a UserError."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as e:  # PyTorch raises RuntimeError on CPUs
+        message = OUT_OF_MEMORY.search(str(e))
+        if message is None:
+            raise
+        raise UserError(f'out of memory ({message[0]:.100}): {LESS_MEMORY}') from e
+
+
+@contextlib.contextmanager
 def opened(settings: Settings, comm: Comm | None, experiment: str | None) -> Iterator[Run]:
     """Connect the ranks, and yield the run whose directory is locked within the block.
 
@@ -145,6 +163,7 @@ def opened(settings: Settings, comm: Comm | None, experiment: str | None) -> Ite
     with (
         run_dir.lock_run_dir(settings, comm),
         _saved_or_scratch(settings.run.save_dir, comm) as place,
+        oom_explained(),
     ):
         yield Run(settings, comm, experiment, place)
 

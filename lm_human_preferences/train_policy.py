@@ -22,7 +22,7 @@ from lm_human_preferences.rewards import make_score_fn
 from lm_human_preferences.runs import curves, run_files, run_settings
 from lm_human_preferences.trainers.policy_hooks import policy_hooks
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer, Responses
-from lm_human_preferences.training import console, memory
+from lm_human_preferences.training import console
 from lm_human_preferences.training.kl_control import AdaptiveKLController as AdaptiveKLController
 from lm_human_preferences.training.kl_control import FixedKLController as FixedKLController
 from lm_human_preferences.training.kl_control import make_kl_controller
@@ -82,10 +82,7 @@ def learning_settings(settings: HParams, encoder: Encoder, comm: Comm) -> dict[s
 
 def train(hparams: HParams, comm: Comm | None = None, experiment: str | None = None) -> None:
     """Train a policy in SAVE_DIR/policy (`./launch.py train_policy`). experiment: its name."""
-    with (
-        session.opened(hparams, comm, experiment) as run,
-        memory.explain_oom('--ppo.micro_batch_size'),
-    ):
+    with session.opened(hparams, comm, experiment) as run:
         comm = run.comm
         with run.checkpointer(run_files.POLICY, hparams.run.keep_checkpoints) as checkpointer:
             has_steps = _has_steps(hparams, checkpointer, comm)

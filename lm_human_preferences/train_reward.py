@@ -23,7 +23,7 @@ from lm_human_preferences.runs import run_files
 from lm_human_preferences.trainers.reward_hooks import reward_hooks
 from lm_human_preferences.trainers.reward_trainer import RewardModelTrainer
 from lm_human_preferences.trainers.training_labels import TrainingLabels
-from lm_human_preferences.training import console, memory
+from lm_human_preferences.training import console
 from lm_human_preferences.training.loop import training_loop
 from lm_human_preferences.training.networks import REWARD_NETWORKS
 from lm_human_preferences.training.optimizer import Adam
@@ -78,8 +78,7 @@ def train_models(run: session.Run, left: Sequence[TrainReward]) -> Prediction | 
         return head_training.train(run, left[0])
     comm, labels = run.comm, TrainingLabels(left[0], run.comm)
     for phase in left:
-        explained = memory.explain_oom(phase.settings.option_name('micro_batch_size'))
-        with explained, run.checkpointer(phase.files, max_to_keep=2) as checkpointer:
+        with run.checkpointer(phase.files, max_to_keep=2) as checkpointer:
             initial_model = run.prepare(phase, checkpointer)
             trainer = build_trainer(phase, initial_model, comm, labels)
             run.restore(trainer, phase, initial_model, checkpointer)

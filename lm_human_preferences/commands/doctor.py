@@ -14,8 +14,8 @@ from pathlib import Path
 from lm_human_preferences import storage
 from lm_human_preferences.distributed import ENGINES, horovod, launch_methods
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.machine import processors
 from lm_human_preferences.runs.run_files import usual_directory
-from lm_human_preferences.training import memory
 
 ROOT = Path(__file__).parents[2]
 # Pipfile.lock has wheels for these versions and all between; tools/ has the same versions.
@@ -64,7 +64,7 @@ def _devices() -> str:
 
 def _room() -> str:
     storage.make_cache_folder(storage.cache_root())
-    available = memory.available_on_host() >> 30
+    available = processors.available_memory() >> 30
     place = storage.existing_part(usual_directory())
     free = {each: storage.free_bytes(each) >> 30 for each in (place, storage.cache_root())}
     disks = ', '.join(f'{gigabytes} GiB free at {each}' for each, gigabytes in free.items())

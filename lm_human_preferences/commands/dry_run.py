@@ -14,12 +14,12 @@ from lm_human_preferences.labels import held_out, label_files, simulated
 from lm_human_preferences.language import datasets
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.language.trained_models import GPT2
+from lm_human_preferences.machine import process
 from lm_human_preferences.plan import checks
 from lm_human_preferences.plan.making import Plan, Settings, make_plan
 from lm_human_preferences.plan.phases import TrainPolicy, TrainReward
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.synthetic import known_reward
-from lm_human_preferences.training import memory
 from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.core import default_device
 
@@ -46,7 +46,7 @@ def dry_run(
     if encoding is not None and encoding.is_here:
         encoder = encoding.get_encoder()
     if sizes is not None:
-        lines += _memory(plan, sizes, ranks)
+        lines.append(plan.memory_line(sizes, ranks, process.free_bytes(ranks)))
     lines += _queries(plan, encoder, unchecked)
     if plan.policy is not None and plan.policy.retraining is not None:
         _check_online(plan.policy, plan.policy.retraining, encoding, unchecked)
@@ -98,19 +98,6 @@ def _initial_model(plan: Plan, unchecked: list[str]) -> tuple[Encoding | None, S
     else:
         unchecked.append(f'the encoding {encoding.name}, which is needed to check lengths')
     return encoding, checks.sizes_of(plan, sizes, create)
-
-
-def _memory(plan: Plan, sizes: Sizes, ranks: int) -> list[str]:
-    """Return lines on the memory expected, with warnings; UserError if a batch does not fit."""
-    device = default_device()
-    free = memory.free_bytes(device, ranks)
-    estimates = plan.memory(sizes, ranks)
-    warnings = checks.memory_warnings(estimates, free)
-    peak = max(estimate.peak(device) for estimate in estimates)
-    return [
-        f'memory expected: {peak / 1e9:.2f} GB for each rank, which has {free / 1e9:.1f} GB',
-        *warnings,
-    ]
 
 
 def _queries(plan: Plan, encoder: Encoder | None, unchecked: list[str]) -> list[str]:

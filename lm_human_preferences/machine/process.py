@@ -62,6 +62,15 @@ def release_freed_memory() -> None:
         malloc_trim(0)
 
 
+def free_bytes(ranks: int) -> int:
+    """Return the free memory of this process's GPU, or of the host for each of `ranks` ranks."""
+    if not torch.cuda.is_available():
+        return processors.available_memory() // ranks
+    # An earlier training of a reward model leaves its memory in PyTorch's cache.
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
+
+
 def hardware() -> dict[str, Any]:
     """Return {name: value} for a run's record: processor, threads, GPU (None without one)."""
     is_gpu = default_device().type == 'cuda'

@@ -1,8 +1,9 @@
-"""Processors of this machine, read from Linux's files without importing torch."""
+"""Processors and memory of this machine, read from Linux's files without importing torch."""
 
 import contextlib
 import functools
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,6 +82,18 @@ def cpu_quota(cgroups: Path = CGROUPS, memberships: Path = MEMBERSHIPS) -> float
             quota, period = (group / 'cpu.max').read_text(encoding='ascii').split()
             quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
+
+
+def available_memory(proc: Path = Path('/proc'), cgroups: Path = CGROUPS) -> int:
+    """Return the bytes that processes here may take: free memory, or a control group's limit."""
+    meminfo = (proc / 'meminfo').read_text(encoding='ascii')
+    available = re.search(r'MemAvailable: +(\d+)', meminfo)
+    assert available is not None, 'meminfo has no MemAvailable'
+    limits = [int(available[1]) << 10]
+    for group in control_groups(cgroups, proc / 'self/cgroup'):
+        with contextlib.suppress(OSError, ValueError):  # not a number, such as 'max'
+            limits.append(int((group / 'memory.max').read_text(encoding='ascii')))
+    return min(limits)
 
 
 def thread_count(

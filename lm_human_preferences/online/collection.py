@@ -34,7 +34,6 @@ from lm_human_preferences.storage.schema import COUNT, matches_schema
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.trainers.training_labels import counts
-from lm_human_preferences.training import memory
 from lm_human_preferences.training.loop import Hook
 from lm_human_preferences.utils.logging import announce
 
@@ -123,8 +122,7 @@ class Collection(Hook):
     def _learn(self, step: int) -> None:
         """Retrain the reward model, and log how it went."""
         labels = self._labels_of(step)
-        with memory.explain_oom(self.retrainer.settings.option_name('micro_batch_size')):
-            loss, prediction = self.retrainer.train(labels, step)
+        loss, prediction = self.retrainer.train(labels, step)
         if self._labels is not None:
             used = self._labels.used[step]
             self.trainer.logger.log(statistics(used, loss, prediction), step, tag_prefix=TAG)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from lm_human_preferences import lm_tasks
 from lm_human_preferences.datasets import registry
@@ -10,9 +10,9 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.language.adapters import shared
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.language.network import Network
-from lm_human_preferences.machine import products
+from lm_human_preferences.machine import process, products
 from lm_human_preferences.plan.making import Plan, Settings
-from lm_human_preferences.training import memory, precision
+from lm_human_preferences.training import precision
 from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.core import default_device
 from lm_human_preferences.utils.logging import announce
@@ -30,17 +30,12 @@ def check_start(plan: Plan, comm: Comm) -> None:
     initial_model = lm_tasks.initial_model(plan.settings.task.policy.initial_model)
     sizes = sizes_of(plan, initial_model.sizes(), initial_model.create)
     lm_tasks.check_task(plan.settings.task, initial_model.encoding, sizes)
-    free = min(comm.all_gather_object(memory.free_bytes(default_device(), comm.local_size)))
-    warnings = memory_warnings(plan.memory(sizes, comm.size), free)
+    free = min(comm.all_gather_object(process.free_bytes(comm.local_size)))
     if comm.rank == 0:
-        announce(*warnings)
+        line = plan.memory_line(sizes, comm.size, free)
+        if line.startswith('WARNING'):
+            announce(line)
         initial_model.check_runs()
-
-
-def memory_warnings(estimates: Sequence[memory.MemoryEstimate], free: int) -> list[str]:
-    """Return warnings for the estimates that exceed `free` bytes of memory."""
-    warnings = [estimate.warning(default_device(), free) for estimate in estimates]
-    return list(filter(None, warnings))
 
 
 def sizes_of(plan: Plan, sizes: Sizes, create: Callable[[Iterable[str]], Network]) -> Sizes:

@@ -7,8 +7,14 @@ import dataclasses
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.plan.phases import FitHead, Training, TrainPolicy, TrainReward
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.training.memory import MemoryEstimate
 from lm_human_preferences.training.model_sizes import Sizes
+from lm_human_preferences.utils.core import default_device
+
+UNSURE = 1.25  # factor by which an estimate may be too high; benchmarks/memory.py measures it
+LESS_MEMORY = (
+    'a smaller micro_batch_size (of --ppo or of the reward model) and --run.gradient_checkpointing'
+    ' true take less, for the same gradients'
+)
 
 Settings = policy_options.HParams | reward_options.CommandHParams
 
@@ -38,10 +44,14 @@ class Plan:
         """Return the line that shows the user the phases in order."""
         return f'phases: {", then ".join(self.names)}'
 
-    def memory(self, sizes: Sizes, ranks: int) -> list[MemoryEstimate]:
-        """Estimate each training's memory on one of `ranks`; an ensemble's models count once."""
-        different = [*self.rewards[:1], *self.trainings[len(self.rewards) :]]
-        return [phase.memory(sizes, ranks) for phase in different]
+    def memory_line(self, sizes: Sizes, ranks: int, free: int) -> str:
+        """Return a line about the memory that a rank needs; a warning if it surely lacks some."""
+        device = default_device()
+        needed = max(phase.memory(sizes, ranks, device) for phase in self.trainings)
+        line = f'{needed / 1e9:.2f} GB of memory for each rank, which has {free / 1e9:.1f} GB'
+        if needed <= UNSURE * free:
+            return f'training takes about {line}'
+        return f'WARNING: training takes about {line}: {LESS_MEMORY}'
 
 
 def make_plan(settings: Settings, *, ask: bool = True) -> Plan:

@@ -11,12 +11,13 @@ from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.policy import responses_in_a_row
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.training.memory import MemoryEstimate
 from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.training.networks import REWARD_NETWORKS, Networks
 from lm_human_preferences.utils.core import exact_div
 
 if TYPE_CHECKING:
+    import torch
+
     from lm_human_preferences.reward_sources.sources import RewardSource
 
 
@@ -74,21 +75,18 @@ class TrainReward:
         directory = self.path(self.files.finished)
         return directory is not None and checkpoints.latest(directory) is not None
 
-    def memory(self, sizes: Sizes, ranks: int) -> MemoryEstimate:
-        """Estimate the memory of a step on one of `ranks`, for networks of `sizes`."""
+    def memory(self, sizes: Sizes, ranks: int, device: torch.device) -> float:
+        """Return the bytes that a step takes on one of `ranks`, with networks of `sizes`."""
         settings, task = self.settings, self.settings.task
         responses = len(label_types.get(settings.labels.type).samples)
-        return MemoryEstimate(
+        return self.networks.memory(
             sizes,
-            networks=len(self.networks.scopes),
-            learning=len(self.networks.learning),
+            settings.run,
+            device,
             rows=exact_div(settings.batch_size, ranks),
+            micro_batch_size=settings.micro_batch_size,
             tokens=task.query_length + responses * task.response_length,
             predicted=0,
-            micro_batch_size=settings.micro_batch_size,
-            option=settings.option_name('micro_batch_size'),
-            gradient_checkpointing=settings.run.gradient_checkpointing,
-            reduced=settings.run.precision == 'bf16',
         )
 
 
@@ -135,25 +133,19 @@ class TrainPolicy:
             return {} if lora is None else {'policy': lora}
         return {'policy': lora, 'reward_model': new_model.lora or lora}
 
-    def memory(self, sizes: Sizes, ranks: int) -> MemoryEstimate:
-        """Estimate the memory of a step on one of `ranks`, for networks of `sizes`."""
+    def memory(self, sizes: Sizes, ranks: int, device: torch.device) -> float:
+        """Return the bytes that a step takes on one of `ranks`, with networks of `sizes`."""
         task, ppo = self.settings.task, self.settings.ppo
-        learning = len(self.networks.learning)
-        if self.networks.retrained:
-            learning += 1  # a reward model is trained with the policy's Adam moments in memory
-        return MemoryEstimate(
+        # Responses that share a row also share the computation of their query.
+        query = task.query_length / responses_in_a_row(ppo.samples_per_query)
+        return self.networks.memory(
             sizes,
-            networks=len(self.networks.scopes),
-            learning=learning,
+            self.run,
+            device,
             rows=exact_div(ppo.batch_size, ranks) // ppo.nminibatches,
-            # Responses that share a row also share the computation of their query.
-            tokens=task.query_length / responses_in_a_row(ppo.samples_per_query)
-            + task.response_length,
-            predicted=task.response_length,
             micro_batch_size=ppo.micro_batch_size,
-            option='--ppo.micro_batch_size',
-            gradient_checkpointing=self.run.gradient_checkpointing,
-            reduced=self.run.precision == 'bf16',
+            tokens=query + task.response_length,
+            predicted=task.response_length,
         )
 
 

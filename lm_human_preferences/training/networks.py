@@ -1,4 +1,4 @@
-"""Networks of a training, and which of them learn."""
+"""Networks of a training, which of them learn, and the memory that they take."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from lm_human_preferences.training.model_sizes import FLOAT, HALF
+
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from lm_human_preferences.distributed.comm import Comm
+    from lm_human_preferences.hparams.reward_options import RunHParams
+    from lm_human_preferences.training.model_sizes import Sizes
+
+FRAGMENTATION = 1.8  # factor for micro-batches, which fragment a CPU's heap; measured: 1.1 to 1.9
 
 
 class Network(Protocol):
@@ -55,6 +62,46 @@ class Networks:
     def broadcast(self, networks: NetworksByScope, comm: Comm) -> None:
         """Overwrite the parameters of `networks` on every rank with those of rank 0."""
         comm.broadcast_(list(self.parameters(networks).values()))
+
+    def memory(
+        self,
+        sizes: Sizes,
+        run: RunHParams,
+        device: torch.device,
+        *,
+        rows: int,
+        micro_batch_size: int | None,
+        tokens: float,
+        predicted: int,
+    ) -> float:
+        """Return the bytes that a step takes on one rank, not counting libraries.
+
+        Counted are weights, gradients, Adam's moments, activations for gradients, and logits.
+        rows: rows of a backward pass. tokens: tokens of a row, with padding. predicted: how many of
+        them have their logits computed at once.
+        """
+        own, is_cpu, is_reduced = (
+            sizes.own_parameters(),
+            device.type == 'cpu',
+            run.precision == 'bf16',
+        )
+        # Retraining comes on top of the moments of the networks that learn.
+        learning = len(self.learning) + bool(self.retrained)
+        number = HALF if is_reduced else FLOAT
+        of_a_weight = FLOAT + HALF if is_reduced else FLOAT  # with a copy in bf16
+        lasting = own * (of_a_weight * len(self.scopes) + 3 * FLOAT * learning)
+        if sizes.learned:  # the base that adapters share; a CPU keeps a prepacked copy of it
+            lasting += number * sizes.parameters() * (2 if is_cpu else 1)
+        rows = min(micro_batch_size or rows, rows)
+        kept = sizes.kept_numbers
+        if is_cpu:
+            kept += sizes.n_head * tokens  # attention weights
+        block = number * rows * tokens * kept
+        blocks = block * (sizes.n_layer if learning else 1)
+        if run.gradient_checkpointing:
+            blocks = FLOAT * rows * tokens * sizes.n_embd * sizes.n_layer + block
+        step = blocks + FLOAT * rows * predicted * sizes.n_vocab
+        return lasting + step * (FRAGMENTATION if is_cpu and micro_batch_size else 1)
 
 
 REWARD_NETWORKS = Networks(learning=('reward_model',), frozen=('ref_policy',))

@@ -9,7 +9,7 @@ from real_launchers import available_engines
 
 from lm_human_preferences import storage
 from lm_human_preferences.datasets.reviews import WORDS
-from lm_human_preferences.training import memory
+from lm_human_preferences.machine import processors
 
 NEW = '--rewards.train_new_model'
 
@@ -38,7 +38,7 @@ def test_what_would_start(command, tmp_path):
         f'would write to {tmp_path}/first',
         f'phases: {", then ".join(phases)}',
     ]
-    assert lines[3].startswith('memory expected: 0.')
+    assert lines[3].startswith('training takes about 0.')
     assert re.fullmatch(r"first query: '\w+( \w+)+'", lines[4])
 
 
@@ -59,10 +59,10 @@ def test_what_is_remote_is_not_checked_and_named(tmp_path):
 
 
 def test_sizes_of_released_models_are_known(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, 'available_on_host', lambda: 20 << 30)
+    monkeypatch.setattr(processors, 'available_memory', lambda: 20 << 30)
     lines = told('train_policy sentiment first --mpi 1 --task.policy.initial_model 774M', tmp_path)
     warnings = [line for line in lines if line.startswith('WARNING: training takes about ')]
-    assert warnings and '--ppo.micro_batch_size' in warnings[-1]
+    assert warnings and 'a smaller micro_batch_size' in warnings[-1]
 
 
 def test_a_kl_that_costs_nothing_runs_and_is_noted(tmp_path):

@@ -8,28 +8,12 @@ from compare import array, assert_close, assert_norm_close, tokens
 from golden_data import load_npz, require
 
 from lm_human_preferences import lm_tasks, ppo
-from lm_human_preferences.language import model
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.ppo import Rollout
 from lm_human_preferences.train_policy import HParams, PPOTrainer, learning_settings
-from lm_human_preferences.training import memory
 
 PARAMETERS_ATOL = 5e-6
-
-# What training 124M as published takes.
-LARGE = memory.MemoryEstimate(
-    sizes=model.HParams(n_vocab=50257, n_ctx=1024),
-    networks=3,
-    learning=1,
-    rows=512,
-    tokens=88,
-    predicted=24,
-    micro_batch_size=None,
-    option='--ppo.micro_batch_size',
-    gradient_checkpointing=False,
-    reduced=False,
-)
 
 
 def hparams_of(cls, nested, **overrides):

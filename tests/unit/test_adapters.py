@@ -290,27 +290,30 @@ def change(path):
 
 
 def test_memory_and_checkpoints_are_planned_for_adapters(model, tmp_path):
-    full, lean = (planned(model, lora) for lora in ('off', 'on'))
-    numbers, learned = full.sizes.parameters(), lean.sizes.learned
-    assert 0 < learned < numbers / 3
-    on_gpu, on_cpu = torch.device('cuda'), torch.device('cpu')
-    assert full.peak(on_gpu) == full.peak(on_cpu) == 4 * (3 + 3) * numbers
+    numbers, full = planned(model, 'off', 'fp32', 'cuda')
+    assert full == planned(model, 'off', 'fp32', 'cpu')[1] == 4 * (3 + 3) * numbers
     # Of three networks one learns; a CPU keeps a prepacked copy of the base.
-    assert lean.peak(on_gpu) == 4 * (numbers + 6 * learned)
-    assert lean.peak(on_cpu) == 4 * (2 * numbers + 6 * learned)
-    halved = replace(lean, reduced=True)
-    assert halved.peak(on_gpu) == 2 * numbers + (3 * 6 + 3 * 4) * learned
+    learned, lean = planned(model, 'on', 'fp32', 'cuda')
+    assert 0 < learned < numbers / 3
+    assert lean == 4 * (numbers + 6 * learned)
+    assert planned(model, 'on', 'fp32', 'cpu')[1] == 4 * (2 * numbers + 6 * learned)
+    halved = planned(model, 'on', 'bf16', 'cuda')[1]
+    assert halved == 2 * numbers + (3 * 6 + 3 * 4) * learned
     refused = error_of(invoke('train_policy test run --task.policy.lora on --dry_run'))
     assert refused.startswith('--task.policy.lora needs a base that stays the same')
 
 
-def planned(model, lora):
+def planned(model, lora, precision, device):
+    """The number of parameters that learn, and the bytes that last."""
     hparams = resolved('train_policy', 'test', {'task.policy.lora': lora})
+    hparams.run.precision = precision
     if lora == 'on':
         hparams.task.policy.lora.rank = 1
     phase, initial_model = policy_phase(hparams), TrainedModel(str(model))
     sizes = shared.with_learned(initial_model.sizes(), initial_model.create, phase.adapters)
-    return replace(phase.memory(sizes, 1), rows=0)
+    work = {'rows': 0, 'micro_batch_size': None, 'tokens': 1, 'predicted': 0}
+    memory = phase.networks.memory(sizes, hparams.run, torch.device(device), **work)
+    return sizes.own_parameters(), memory
 
 
 def tokens_of(model):

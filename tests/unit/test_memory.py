@@ -2,25 +2,29 @@
 
 import importlib
 import os
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from command_line import NEW, invoke, last_error_of
+from command_line import invoke, last_error_of
 from experiments import resolved
 from tiny_causal_lms import tiny
-from trainers import LARGE
 
 import lm_human_preferences
-from lm_human_preferences import train_policy
+from lm_human_preferences import session, train_policy
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.language import model
 from lm_human_preferences.language.causal_lm.network import TransformersNetwork
 from lm_human_preferences.language.causal_lm.sizes import sizes_of
-from lm_human_preferences.plan.making import policy_phase, reward_phase
-from lm_human_preferences.training import memory, optimizer, precision
+from lm_human_preferences.machine import processors
+from lm_human_preferences.plan.making import make_plan, policy_phase, reward_phase
+from lm_human_preferences.training import networks, optimizer, precision
 
+# Three networks, one of which learns
+POLICY = networks.Networks(learning=('policy',), frozen=('ref_policy', 'reward_model'))
 CPU, GPU = torch.device('cpu'), torch.device('cuda')
 
 
@@ -45,7 +49,14 @@ def gradients_and_bytes(model, loss):
 
 
 SIZES = model.HParams(n_vocab=10, n_ctx=6, n_embd=4, n_head=2, n_layer=3)
-WORK = replace(LARGE, sizes=SIZES, rows=5, tokens=7, predicted=2)
+
+
+def memory_of(sizes=SIZES, device=CPU, networks=POLICY, run=None, **work):
+    """The memory of a step, by default of five rows of seven tokens."""
+    settings = reward_options.RunHParams()
+    settings.override_from_dict(run or {})
+    work = {'rows': 5, 'tokens': 7, 'predicted': 2, 'micro_batch_size': None, **work}
+    return networks.memory(sizes, settings, device, **work)
 
 
 @pytest.mark.parametrize(
@@ -53,12 +64,12 @@ WORK = replace(LARGE, sizes=SIZES, rows=5, tokens=7, predicted=2)
     [
         ({}, CPU, 19_296 + 32_760 + 400),
         ({}, GPU, 19_296 + 26_880 + 400),
-        ({'gradient_checkpointing': True}, CPU, 19_296 + 1_680 + 10_920 + 400),
+        ({'run': {'gradient_checkpointing': True}}, CPU, 19_296 + 1_680 + 10_920 + 400),
         ({'micro_batch_size': 2}, CPU, 19_296 + 1.8 * 0.4 * (32_760 + 400)),
         ({'micro_batch_size': 2}, GPU, 19_296 + 0.4 * (26_880 + 400)),
-        ({'networks': 2}, CPU, 16_080 + 32_760 + 400),
-        ({'learning': 0}, CPU, 9_648 + 10_920 + 400),
-        ({'reduced': True}, GPU, 24_120 + 13_440 + 400),
+        ({'networks': networks.REWARD_NETWORKS}, CPU, 16_080 + 32_760 + 400),
+        ({'networks': replace(POLICY, learning=(), frozen=('a', 'b', 'c'))}, CPU, 20_968),
+        ({'run': {'precision': 'bf16'}}, GPU, 24_120 + 13_440 + 400),
     ],
     ids=str,
 )
@@ -70,7 +81,7 @@ def test_peaks_counted_by_hand(changes, device, expected):
     keep 8,960 or 10,920 bytes. Logits take 400. In bf16 each weight has a copy of two bytes.
     """
     assert sum(each.numel() for each in model.Model(SIZES).parameters()) == 804
-    assert replace(WORK, **changes).peak(device) == pytest.approx(expected)
+    assert memory_of(device=device, **changes) == pytest.approx(expected)
 
 
 def test_what_blocks_keep_is_what_pytorch_keeps(computed_in):
@@ -85,11 +96,14 @@ def assert_kept(network, loss, rel):
     """Compare an estimate with what autograd holds for `loss()`, and for it block by block."""
     reduced = precision.autocast_dtype(torch.float32) == torch.bfloat16
     device = GPU if precision.fuses_attention() else CPU
-    work = replace(WORK, sizes=network.sizes, rows=8, tokens=48, predicted=0, reduced=reduced)
-    lasting = replace(work, rows=0).peak(device)
+    run = {'precision': 'bf16' if reduced else 'fp32'}
+    lasting, whole = (
+        memory_of(network.sizes, device, run=run, rows=rows, tokens=48, predicted=0)
+        for rows in (0, 8)
+    )
     gradients, much = gradients_and_bytes(network, loss)
     weights = sum(parameter.nbytes for parameter in network.parameters())
-    estimated = work.peak(device) - lasting
+    estimated = whole - lasting
     assert estimated == pytest.approx(much - weights / (2 if reduced else 1), rel=rel)
     network.gradient_checkpointing = True
     again, little = gradients_and_bytes(network, loss)
@@ -116,22 +130,15 @@ def test_what_blocks_of_transformers_keep_is_what_pytorch_keeps(family, computed
     assert_kept(network, lambda: network.hidden(tokens).sum(), rel=0.5)
 
 
-TEST_TASK = {
-    'task.query_length': 3,
-    'task.response_length': 4,
-    'task.query_dataset': 'test',
-    'task.policy.initial_model': 'test',
-}
-GB = 10**9
-
-
 def test_a_warning_is_given_where_a_training_surely_does_not_fit():
-    needed = LARGE.peak(CPU)
-    assert LARGE.warning(CPU, round(needed / 1.24)) is None
-    assert LARGE.warning(CPU, 12 * GB) == (
-        f'WARNING: training takes about {needed / GB:.1f} GB of memory for each rank, which has'
-        ' 12.0 GB: a smaller --ppo.micro_batch_size and --run.gradient_checkpointing true take'
-        ' less, for the same gradients'
+    plan = make_plan(resolved('train_policy', 'descriptiveness'))
+    needed = plan.policy.memory(SIZES, 8, CPU)
+    assert plan.rewards[0].memory(SIZES, 8, CPU) < needed
+    assert plan.memory_line(SIZES, 8, round(needed / 1.24)).startswith('training takes about 0.')
+    assert re.fullmatch(
+        r'WARNING: training takes about \d.\d\d GB of memory for each rank, which has 0.0 GB: a'
+        r' smaller micro_batch_size .* take less, for the same gradients',
+        plan.memory_line(SIZES, 8, round(needed / 1.26)),
     )
 
 
@@ -157,34 +164,22 @@ def meminfo_and_groups(folder, groups, files):
     ids=['no limit', 'limit', 'more than there is'],
 )
 def test_what_a_host_has_left(tmp_path, groups, files, free):
-    assert memory.available_on_host(*meminfo_and_groups(tmp_path, groups, files)) == free
-
-
-def test_ranks_share_their_host(monkeypatch):
-    monkeypatch.setattr(memory, 'available_on_host', lambda: 9)
-    assert memory.free_bytes(CPU, ranks=2) == 4
+    assert processors.available_memory(*meminfo_and_groups(tmp_path, groups, files)) == free
 
 
 def test_a_training_looks_before_it_begins(monkeypatch, capsys):
     # The episodes fit, training does not.
-    monkeypatch.setattr(memory, 'available_on_host', lambda: 70_000)
-    hparams = train_policy.HParams()
-    sizes = {'rewards.trained_model': 'test', 'ppo.batch_size': 8, 'ppo.total_episodes': 8}
-    hparams.override_from_dict({**TEST_TASK, **sizes})
+    monkeypatch.setattr(processors, 'available_memory', lambda: 70_000)
+    hparams = resolved('train_policy', 'test', {'rewards.train_new_model': None})
+    hparams.override_from_dict({'rewards.trained_model': 'test', 'ppo.total_episodes': 64})
     train_policy.train(hparams)
     printed = capsys.readouterr().out
-    assert ': a smaller --ppo.micro_batch_size and --run.grad' in printed
+    assert 'GB: a smaller micro_batch_size' in printed
     assert printed.index('WARNING') < printed.index('1/1')
 
 
-@pytest.mark.parametrize(
-    'command, option',
-    [
-        (f'train_policy test a --{NEW} off --rewards.trained_model test', 'ppo.micro_batch_size'),
-        ('train_policy test a', f'{NEW}.micro_batch_size'),
-    ],
-)
-def test_running_out_of_memory_is_one_line(command, option, tmp_path, monkeypatch):
+@pytest.mark.parametrize('command', ['train_policy test a', 'train_reward test a'])
+def test_running_out_of_memory_is_one_line(command, tmp_path, monkeypatch):
     def update(self, lr):
         raise torch.OutOfMemoryError(
             'CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.00 GiB left'
@@ -193,19 +188,16 @@ def test_running_out_of_memory_is_one_line(command, option, tmp_path, monkeypatc
     monkeypatch.setattr(optimizer.Adam, 'update', update)
     told = last_error_of(invoke(f'{command} --mpi 1 --save_dir {tmp_path}'))
     assert 'Tried to allocate 2.00 GiB. GPU 0 has 1.00 GiB left' in told
-    assert f'a smaller --{option} and --run.gradient_checkpointing true take less' in told
+    assert 'a smaller micro_batch_size' in told
 
 
 @pytest.mark.parametrize(
     'allocate', [lambda: torch.empty(1 << 60, dtype=torch.int8), lambda: np.empty(1 << 60, np.int8)]
 )
 def test_memory_of_a_host_runs_out_as_well(allocate):
-    with (
-        pytest.raises(UserError, match='out of memory .*allocate'),
-        memory.explain_oom('--batch_size'),
-    ):
+    with pytest.raises(UserError, match='out of memory .*allocate'), session.oom_explained():
         allocate()
-    with pytest.raises(RuntimeError, match='^a fault$'), memory.explain_oom('--batch_size'):
+    with pytest.raises(RuntimeError, match='^a fault$'), session.oom_explained():
         raise RuntimeError('a fault')
 
 
@@ -213,18 +205,17 @@ def test_what_a_step_works_on():
     policy, reward = (
         resolved(command, 'descriptiveness') for command in ('train_policy', 'train_reward')
     )
-    step = policy_phase(policy).memory(SIZES, ranks=8)
-    assert step == replace(LARGE, sizes=SIZES, rows=64)
+
+    def expected(**work):
+        return pytest.approx(memory_of(**work))
+
+    work = {'rows': 64, 'tokens': 88, 'predicted': 24}
+    assert policy_phase(policy).memory(SIZES, 8, CPU) == expected(**work)
     policy.ppo.samples_per_query, policy.ppo.nminibatches = 4, 2
-    assert policy_phase(policy).memory(SIZES, 8) == replace(step, rows=32, tokens=64 / 4 + 24)
-    assert reward_phase(reward).memory(SIZES, 8) == replace(
-        step,
-        networks=2,
-        rows=4,
-        tokens=160,
-        predicted=0,
-        option='--micro_batch_size',
-    )
+    work.update(rows=32, tokens=64 / 4 + 24)
+    assert policy_phase(policy).memory(SIZES, 8, CPU) == expected(**work)
+    work.update(rows=4, tokens=160, predicted=0, networks=networks.REWARD_NETWORKS)
+    assert reward_phase(reward).memory(SIZES, 8, CPU) == expected(**work)
 
 
 def test_products_of_many_shapes_are_not_all_kept(monkeypatch):

@@ -177,11 +177,15 @@ def test_plans_count_a_reward_model_that_learns():
     assert offline.learning == online.learning == ('policy',)
     assert set(offline.scopes) == set(online.scopes)
     sizes = trained_models.test_hparams()
-    (step,) = make_plan(hparams).memory(sizes, 1)
-    assert (step.networks, step.learning) == (3, 2)  # one after the other, with moments of both
-    hparams.rewards.ensemble = 3  # of which one learns at a time
-    (step,) = make_plan(hparams).memory(sizes, 1)
-    assert (step.networks, step.learning) == (5, 2)
+    hparams.rewards.ensemble = 3
+    three = source_of(hparams).networks
+    work = {'rows': 0, 'micro_batch_size': None, 'tokens': 1, 'predicted': 0}
+    offline, online, three = (
+        networks.memory(sizes, hparams.run, torch.device('cuda'), **work) / sizes.parameters()
+        for networks in (offline, online, three)
+    )
+    # A gradient and two moments, beside the policy's, of the one that learns at a time
+    assert (online - offline, three - online) == (3 * 4, 2 * 4)
 
 
 class Sampler:
