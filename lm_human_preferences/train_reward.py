@@ -8,7 +8,7 @@ import torch
 
 from lm_human_preferences import label_types, lm_tasks, session
 from lm_human_preferences.checkpointing import checkpoints
-from lm_human_preferences.checkpointing.checkpointer import variables_of
+from lm_human_preferences.checkpointing.checkpointer import Checkpointer, variables_of
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.hparams.reward_options import CommandHParams as HParams
 from lm_human_preferences.hparams.reward_options import CommandRunHParams
@@ -20,11 +20,16 @@ from lm_human_preferences.plan.phases import FitHead, TrainReward
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.trainers.reward_hooks import reward_hooks
 from lm_human_preferences.trainers.reward_trainer import RewardModelTrainer
 from lm_human_preferences.trainers.training_labels import TrainingLabels
 from lm_human_preferences.training import console
-from lm_human_preferences.training.loop import training_loop
+from lm_human_preferences.training.loop import (
+    Checkpoints,
+    HealthMonitor,
+    Hook,
+    Progress,
+    training_loop,
+)
 from lm_human_preferences.training.networks import REWARD_NETWORKS
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.utils.core import exact_div, set_seed
@@ -86,7 +91,7 @@ def train_models(run: session.Run, left: Sequence[TrainReward]) -> Prediction | 
                 _announce_start(phase, labels)
             labels.record(is_begun=phase.member > 0 or checkpointer.prefix is not None)
             trainer.prepare()
-            training_loop(trainer, reward_hooks(trainer, checkpointer, phase))
+            training_loop(trainer, hooks(trainer, checkpointer, phase))
             trainer.finish()
         _save_finished(phase, trainer)
         prediction, last_step = trainer.prediction, trainer.total_steps - 1
@@ -94,6 +99,19 @@ def train_models(run: session.Run, left: Sequence[TrainReward]) -> Prediction | 
     if not phase.is_last or prediction is None or phase.settings.run.directory is None:
         return prediction
     return _measure_mean(phase, labels.held_out, last_step, comm) if comm.rank == 0 else None
+
+
+def hooks(
+    trainer: RewardModelTrainer, checkpointer: Checkpointer, phase: TrainReward
+) -> list[Hook]:
+    """Return the hooks of a reward model's training."""
+    columns = {'loss': ('loss', '.3f')}
+    return [
+        Progress(trainer, phase.name, 'labels', trainer.labels_after, columns),
+        HealthMonitor(phase.run.on_anomaly, trainer, checkpointer, ['loss']),
+        # No checkpoint at the end: the finished model is saved after it is normalised.
+        Checkpoints(trainer, checkpointer, phase.settings.run.save_interval),
+    ]
 
 
 def _announce_start(phase: TrainReward, labels: TrainingLabels) -> None:

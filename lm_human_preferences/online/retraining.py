@@ -18,7 +18,7 @@ from lm_human_preferences.runs.run_files import REWARD
 from lm_human_preferences.trainers import head_training
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.training.optimizer import Adam
-from lm_human_preferences.utils.core import random_stream
+from lm_human_preferences.utils.core import ceil_div, random_stream
 from lm_human_preferences.utils.logging import Logger, announce
 
 if TYPE_CHECKING:
@@ -100,11 +100,13 @@ class ModelRetrainer(Retrainer):
         parts = (reward_model, self.ref_policy, labels, None, optimizer)
         trainer = train_reward.trainer_of(self.phase, self.comm, self.logger, *parts)
         trainer.prepare()
+        losses = []
         while trainer.steps_done < trainer.total_steps:
-            trainer.step()
+            losses.append(trainer.step()['loss'])
         trainer.finish()
         optimizer.reset()
-        return trainer.last_loss()
+        last = losses[-ceil_div(trainer.steps_of_epoch, 4) :]
+        return sum(last) / len(last)
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)

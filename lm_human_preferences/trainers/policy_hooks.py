@@ -1,6 +1,5 @@
 """Hooks of a policy's training: printed samples, the table of statistics, alarms, checkpoints."""
 
-import functools
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -10,16 +9,8 @@ from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.ppo import Rollout
-from lm_human_preferences.runs import run_dir
-from lm_human_preferences.trainers.hooks import (
-    KL,
-    Checkpoints,
-    HealthMonitor,
-    ProgressBar,
-    Table,
-)
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
-from lm_human_preferences.training.loop import Hook
+from lm_human_preferences.training.loop import KL, Checkpoints, HealthMonitor, Hook, Progress
 from lm_human_preferences.utils.logging import (
     ENDED,
     LENGTH,
@@ -41,21 +32,20 @@ def policy_hooks(
     trainer: PPOTrainer, phase: TrainPolicy, checkpointer: Checkpointer, encoder: Encoder
 ) -> list[Hook]:
     """Return the hooks of a policy's training."""
-    run = phase.run
-    resume_hint = functools.partial(run_dir.resume_hint, phase.settings)
-    bar = ProgressBar(
-        trainer,
-        name=phase.name,
-        unit='episode',
-        per_step=trainer.ppo.batch_size,
-        shown={'score': ('objective/score', '.2f'), 'kl': ('objective/kl', 'z.2f')},
-    )
+    run, settings, batch_size = phase.run, phase.settings, trainer.ppo.batch_size
+    columns = {'score': ('objective/score', '.2f')}
+    if trainer.reward_blocks:  # a head gives the scores
+        columns['spread'] = 'objective/score_std', '.2f'
+    columns |= {
+        'KL': (KL, 'z.2f'),
+        'KL coef': ('objective/kl_coef', '.4g'),
+        'loss': ('ppo/loss/total', '.3f'),
+    }
     return [
         Samples(trainer, encoder),
-        bar,
-        policy_table(trainer),
-        HealthMonitor(run.on_anomaly, trainer, checkpointer, FINITE, most_kl(phase.settings)),
-        Checkpoints(trainer, checkpointer, run.save_interval, resume_hint),
+        Progress(trainer, phase.name, 'episodes', lambda steps: steps * batch_size, columns),
+        HealthMonitor(run.on_anomaly, trainer, checkpointer, FINITE, most_kl(settings)),
+        Checkpoints(trainer, checkpointer, run.save_interval, settings),
     ]
 
 
@@ -109,24 +99,6 @@ class Samples(Hook):
 
     def _line(self, tokens: torch.Tensor) -> str:
         return self.encoder.decode(tokens).replace('\n', '⏎')
-
-
-def policy_table(trainer: PPOTrainer) -> Table:
-    """Return the hook that prints a policy's statistics; 'spread' only if a head gives scores."""
-    columns = {
-        'score': ('objective/score', 6, '.2f'),
-        'spread': ('objective/score_std', 6, '.2f'),
-        'KL': ('objective/kl', 6, 'z.2f'),
-        'KL coef': ('objective/kl_coef', 7, '.4g'),
-        'loss': ('ppo/loss/total', 7, '.3f'),
-    }
-    if not trainer.reward_blocks:
-        del columns['spread']
-
-    def episodes_after(steps: int) -> int:
-        return steps * trainer.ppo.batch_size
-
-    return Table(trainer, 'episodes', episodes_after, columns)
 
 
 def most_kl(settings: HParams) -> float:

@@ -2,8 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels import label_files
-from lm_human_preferences.labels.held_out import Prediction, predict
+from lm_human_preferences.labels.held_out import Labels, Prediction, predict
 from lm_human_preferences.lm_tasks import QuerySampler
 from lm_human_preferences.plan.phases import TrainReward
 from lm_human_preferences.policy import Policy
@@ -22,20 +21,8 @@ from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.training.micro_batches import map_micro_batches
 from lm_human_preferences.training.networks import REWARD_NETWORKS
 from lm_human_preferences.training.optimizer import Adam
-from lm_human_preferences.utils.core import ceil_div, exact_div, mean_and_std, weighted_mean
+from lm_human_preferences.utils.core import ceil_div, exact_div, mean_and_std
 from lm_human_preferences.utils.logging import Logger, announce, log_as_original
-
-
-class LearnedBatch(NamedTuple):
-    """Batch that has been learned: number of labels on all ranks, mean loss before the update."""
-
-    labels: int
-    loss: float
-
-
-def mean_loss(batches: Sequence[LearnedBatch]) -> float:
-    """Return the mean loss over the labels of `batches`."""
-    return weighted_mean([batch.loss for batch in batches], [batch.labels for batch in batches])
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -53,7 +40,7 @@ class RewardModelTrainer:
     phase: TrainReward
     logger: Logger
     comm: Comm
-    held_out: dict[str, torch.Tensor] | None = None
+    held_out: Labels | None = None
     given_optimizer: dataclasses.InitVar[Adam | None] = None
 
     def __post_init__(self, given_optimizer: Adam | None) -> None:
@@ -64,7 +51,6 @@ class RewardModelTrainer:
         self.is_undone = False  # stays False: a failed step may have changed the weights
         self.order: np.ndarray | None = None  # indices of labels, one epoch after the other
         self.prediction: Prediction | None = None  # last measured accuracy on held-out labels
-        self.batches: list[LearnedBatch] = []  # batches learned by this process
         self.networks = {'reward_model': self.reward_model, 'ref_policy': self.policy}
         learning = REWARD_NETWORKS.learning_parameters(self.networks)
         self.optimizer = given_optimizer or Adam(learning, comm=self.comm)
@@ -87,7 +73,10 @@ class RewardModelTrainer:
         done = self.labels_after(self.steps_done)
         batch = self.order[done : self.labels_after(self.steps_done + 1)]
         lr = (1 - self.steps_done / self.total_steps) * self.settings.lr
-        return self.train_batch(batch[self.comm.rank :: self.comm.size], lr=lr)
+        stats = self.train_batch(batch[self.comm.rank :: self.comm.size], lr=lr)
+        if self.held_out is not None and self.steps_done % self.steps_of_epoch == 0:
+            self._predict(self.held_out)
+        return stats
 
     def labels_after(self, steps: int) -> int:
         """Return the number of labels learned in `steps` steps, counted again in each epoch."""
@@ -109,7 +98,6 @@ class RewardModelTrainer:
         else:
             numbers = self._learn(indices, weight, lr)
         means = self.comm.all_reduce_mean(numbers, weight)
-        self.batches.append(LearnedBatch(sum(labels_of_ranks), means['loss']))
         self.logger.log(means, self.steps_done)
         self.steps_done += 1
         return means
@@ -124,13 +112,17 @@ class RewardModelTrainer:
         self.optimizer.minimize(weight * stats['loss'], lr)
         return {name: stats[name].item() for name in sorted(stats)}
 
-    def predict_held_out(self) -> Prediction | None:
-        """Return the accuracy on held-out labels, or None without any; all ranks must call this."""
-        if self.held_out is None:
-            return None
+    def _predict(self, held_out: Labels) -> None:
+        """Log the accuracy on `held_out` labels after an epoch, and print the final one."""
         size = self.settings.micro_batch_size or self.settings.batch_size
         get_rewards = self.reward_model.get_rewards
-        return predict(get_rewards, self.held_out, self.label_type, size, self.comm)
+        self.prediction = predict(get_rewards, held_out, self.label_type, size, self.comm)
+        if self.prediction is None:
+            return
+        statistics = self.prediction.statistics()
+        self.logger.log(statistics, self.steps_done - 1, tag_prefix='train_reward/held_out/')
+        if self.steps_done == self.total_steps and self.comm.rank == 0:
+            announce(f'held out: {self.prediction}')
 
     def _differentiable_rewards(
         self, queries: torch.Tensor, responses: torch.Tensor
@@ -197,12 +189,6 @@ class RewardModelTrainer:
     def steps_of_epoch(self) -> int:
         """Number of steps in a pass over the labels; the last step may have fewer labels."""
         return ceil_div(self.num_train, self.settings.batch_size)
-
-    def last_loss(self) -> float:
-        """Return the mean loss over the last batches, as many as a quarter of an epoch."""
-        whole, remainder = divmod(self.num_train, self.settings.batch_size)
-        count = (whole // 4 or whole) + (remainder > 0)
-        return mean_loss(self.batches[-count:])
 
     @property
     def variable_names(self) -> VariableNames:

@@ -1,12 +1,27 @@
-"""Loop of both trainings: one step after another, with hooks before and after each."""
+"""Loop of both trainings, and its hooks: progress, alarms (--run.on_anomaly), checkpoints."""
+
+from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
+
+from tqdm import tqdm
 
 from lm_human_preferences.checkpointing import checkpointer as checkpointing
+from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed.comm import Comm
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.policy_options import Training
+from lm_human_preferences.runs import run_dir
+from lm_human_preferences.utils.logging import ALARMS, announce, log_in_summary, progress
+
+REPEAT_AFTER = 100  # steps until the same alarm is reported again
+KL = 'objective/kl'
+WIDTH = 9  # smallest width of a column, in characters
 
 
 class Trainer(checkpointing.Trainer, Protocol):
@@ -58,3 +73,162 @@ def training_loop(trainer: Trainer, hooks: Sequence[Hook]) -> None:
             stats = trainer.step()
             for hook in hooks:
                 hook.after_step(trainer.steps_done, stats)
+
+
+class Progress(Hook):
+    """Progress bar, and a table on rank 0: the first step, every `log_interval` steps, the last.
+
+    name: name of the training. unit: what it learns from, such as 'episodes'. units_after: maps a
+    number of steps to the number of units learned from. columns: {heading: (statistic, format)}.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        name: str,
+        unit: str,
+        units_after: Callable[[int], int],
+        columns: Mapping[str, tuple[str, str]],
+    ) -> None:
+        self.trainer = trainer
+        self.unit = unit
+        self.units_after = units_after
+        self.columns = columns
+        self.is_first = True
+        self.before, self.total = map(units_after, (trainer.steps_done, trainer.total_steps))
+        self.began = time.monotonic()
+        self.bar = progress(
+            total=self.total, initial=self.before, comm=trainer.comm, desc=name, unit=f' {unit}'
+        )
+
+    def after_step(self, step: int, stats: Mapping[str, float]) -> None:
+        """Advance the bar, and print a line if it is due."""
+        done, steps = self.units_after(step), self.trainer.total_steps
+        self.bar.update(done - self.bar.n)
+        is_due = step in (1, steps) or step % self.trainer.logger.log_interval == 0
+        if self.trainer.comm.rank != 0 or not is_due:
+            return
+        rate = (done - self.before) / max(time.monotonic() - self.began, 1e-9)
+        cells = {'step': f'{step}/{steps}', self.unit: str(done)}
+        for head, (name, number_format) in self.columns.items():
+            cells[head] = format(stats[name], number_format)
+        cells[f'{self.unit}/s'] = f'{rate:.0f}'
+        cells['time left'] = tqdm.format_interval((self.total - done) / rate)
+        if self.is_first:
+            log_in_summary('', ' '.join(f'{head:>{WIDTH}}' for head in cells))
+            self.is_first = False
+        log_in_summary(' '.join(f'{cell:>{max(WIDTH, len(head))}}' for head, cell in cells.items()))
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.close()
+
+
+class HealthMonitor(Hook):
+    """Hook that, at an alarm, prints a warning, or saves `trainer` and stops.
+
+    Alarms depend only on means over all ranks, so that all ranks decide alike.
+
+    mode: value of --run.on_anomaly. finite: names of the statistics that must be finite.
+    most_kl: largest accepted KL divergence of a policy, in nats per response.
+    """
+
+    def __init__(
+        self,
+        mode: str,
+        trainer: Trainer,
+        checkpointer: Checkpointer,
+        finite: Sequence[str],
+        most_kl: float = math.inf,
+    ) -> None:
+        self.mode = mode
+        self.trainer = trainer
+        self.checkpointer = checkpointer
+        self.finite = finite
+        self.most_kl = most_kl
+        self.quiet_until: dict[str, int] = {}  # {statistic: step of the next alarm}
+
+    def after_step(self, step: int, stats: Mapping[str, float]) -> None:
+        """Check the last step; at an alarm, warn, or in mode 'stop' save and raise UserError."""
+        name, text = self.alarm(stats)
+        if not text or step < self.quiet_until.get(name, 0):
+            return
+        self.quiet_until[name] = step + REPEAT_AFTER
+        # Indented, so that TensorBoard shows the text verbatim. It counts steps from 0.
+        self.trainer.logger.log_text(ALARMS, f'    {text}', step - 1)
+        if self.mode == 'stop':
+            self.checkpointer.save_on_error(self.trainer)
+            raise UserError(f'stopped at step {step} by --run.on_anomaly stop: {text}')
+        if self.trainer.comm.rank == 0:
+            announce(f'WARNING: step {step}: {text}')
+
+    def alarm(self, stats: Mapping[str, float]) -> tuple[str, str]:
+        """Return (statistic, its value and advice) of a step's alarm; ('', '') if all is well."""
+        for name in self.finite:
+            if not math.isfinite(stats[name]):
+                return name, f'{name} is {stats[name]}: lower the learning rate'
+        kl = stats.get(KL, 0.0)
+        if kl <= self.most_kl:
+            return '', ''
+        return KL, (
+            f'{KL} is {kl:.4g}, above {self.most_kl:.4g}: the policy has moved far from the initial'
+            ' language model: lower --ppo.lr or raise --rewards.kl_coef'
+        )
+
+
+class Checkpoints(Hook):
+    """Hook that saves a checkpoint every `interval` steps, and defers signals to the end of a step.
+
+    settings: settings of the run, for the line that says how to resume; None: save neither at the
+    end nor after an error.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        checkpointer: Checkpointer,
+        interval: int,
+        settings: Training | None = None,
+    ) -> None:
+        self.trainer = trainer
+        self.checkpointer = checkpointer
+        self.interval = interval
+        self.settings = settings
+        self.begun: dict[str, Any] = {}
+        self.signals = checkpointer.defer_signals()
+
+    def __enter__(self) -> Checkpoints:
+        self.signals.__enter__()
+        return self
+
+    def before_step(self, step: int) -> None:
+        """Remember where the step begins, so that it can be repeated if it fails."""
+        if self.settings is not None:
+            self.begun = self.checkpointer.position(self.trainer)
+
+    def after_step(self, step: int, stats: Mapping[str, float]) -> None:
+        """Save if a checkpoint is due; raise AllStopped after a signal to stop."""
+        self.checkpointer.after_step(self.trainer)
+        is_last = step == self.trainer.total_steps
+        if step % self.interval == 0 or (self.settings is not None and is_last):
+            self.checkpointer.save(self.trainer)
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.signals.__exit__(error_type, error, traceback)
+        if error is None or self.settings is None:
+            return
+        if not self.trainer.is_undone:
+            self.checkpointer.save_on_error(self.trainer)
+            return
+        if self.checkpointer.saved_step != self.trainer.steps_done:
+            self.checkpointer.save(self.trainer, self.begun)
+        self.checkpointer.wait()
+        if self.trainer.comm.rank == 0 and not isinstance(error, KeyboardInterrupt):
+            announce(run_dir.resume_hint(self.settings))
+        self.trainer.comm.barrier()  # until rank 0 has written the checkpoint
+        if isinstance(error, FailedElsewhere):
+            self.trainer.comm.barrier()  # until the rank that failed makes the launcher end all

@@ -2,7 +2,7 @@
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,10 +162,6 @@ def as_numbers(scalars: Mapping[str, torch.Tensor]) -> dict[str, float]:
     names = sorted(scalars)
     values = torch.stack([scalars[name] for name in names]).tolist()
     return dict(zip(names, values, strict=True))
-
-
-def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    return float(np.average(values, weights=weights))
 
 
 def mean_and_std(values: np.ndarray | torch.Tensor) -> tuple[float, float]:

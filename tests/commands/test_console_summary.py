@@ -11,8 +11,8 @@ from experiments import resolved
 from trainers import rollout_of
 
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.trainers import hooks, policy_hooks
-from lm_human_preferences.training import console
+from lm_human_preferences.trainers import policy_hooks
+from lm_human_preferences.training import console, loop
 from lm_human_preferences.utils import logging
 
 NEW = '--rewards.train_new_model'
@@ -30,7 +30,7 @@ def test_summary(tmp_path):
     assert lines[0] == f'train_policy: 1 rank on a CPU, fp32, saving to {tmp_path}/first'
     assert re.search(r'^  ppo: .*total_episodes=320', shown, re.M) and 'hparams:' not in shown
     assert re.search(r'^  \d+ others .*; train_policy_hparams.json and', shown, re.M)
-    reward_heads, policy_heads = [line.split() for line in lines if line.startswith('       step')]
+    reward_heads, policy_heads = [line.split() for line in lines if line.startswith('     step')]
     assert reward_heads == ['step', 'labels', 'loss', 'labels/s', 'time', 'left']
     assert policy_heads == 'step episodes score KL KL coef loss episodes/s time left'.split()
     rows = re.findall(r'^ +(\d+/[58]) +(\d+) ', shown, re.M)
@@ -88,23 +88,18 @@ def trainer_of(**more):
     return SimpleNamespace(comm=Comm(), logger=logger, **more)
 
 
-NAMES = ('score', 'score_std', 'kl', 'kl_coef')
-
-
-def test_a_line_of_the_policy_has_its_speed_and_the_time_left(capsys, monkeypatch):
+def test_a_line_of_a_table_has_its_speed_and_the_time_left(capsys, monkeypatch):
     """After an interruption: 128 episodes in 8 seconds, and 256 are left."""
     logging.configure_console('summary')
     now = [100.0]
-    monkeypatch.setattr(hooks, 'time', SimpleNamespace(monotonic=lambda: now[0]))
-    trainer = trainer_of(
-        total_steps=4, steps_done=1, ppo=SimpleNamespace(batch_size=128), reward_blocks=()
-    )
-    table = policy_hooks.policy_table(trainer)
+    monkeypatch.setattr(loop, 'time', SimpleNamespace(monotonic=lambda: now[0]))
+    trainer = trainer_of(total_steps=4, steps_done=1)
+    columns = {'score': ('score', '.2f'), 'KL': ('kl', 'z.2f')}
+    table = loop.Progress(trainer, 'policy', 'episodes', lambda steps: 128 * steps, columns)
     now[0] += 8
-    stats = dict.fromkeys((f'objective/{name}' for name in NAMES), 0.5) | {'ppo/loss/total': 0.5}
-    table.after_step(2, stats | {'objective/kl': -0.001})
+    table.after_step(2, {'score': 0.5, 'kl': -0.001})
     row = capsys.readouterr().out.splitlines()[-1].split()
-    assert row[:4] == ['2/4', '256', '0.50', '0.00'] and row[-2:] == ['16', '00:16']
+    assert row == ['2/4', '256', '0.50', '0.00', '16', '00:16']
 
 
 @pytest.mark.parametrize('words', ['train_policy test x --dry_run', 'train_reward test x'])

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import math
-import types
 
 import numpy as np
 import pytest
@@ -28,13 +27,12 @@ from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.online import collection
 from lm_human_preferences.online.questions import Queries, QuestionSampler, QuestionSource
 from lm_human_preferences.online.retraining import ModelRetrainer
-from lm_human_preferences.plan.making import make_plan, policy_phase, reward_phase
+from lm_human_preferences.plan.making import policy_phase, reward_phase
 from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.rewards import EnsembleReward, RewardModel, make_score_fn
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.trainers.reward_trainer import LearnedBatch, RewardModelTrainer
 from lm_human_preferences.utils.core import random_stream, set_seed
 
 
@@ -337,15 +335,6 @@ def test_damaged_lines_of_used_answers_are_named(tmp_path):
     (tmp_path / 'used.jsonl').write_text('{"step": 2, "answers": 3, "digest": "x"}\n')
     with pytest.raises(UserError, match='used.jsonl, line 1 does not say from which answers'):
         collection.read_used(str(tmp_path / 'used.jsonl'))
-
-
-def test_the_loss_of_a_training_is_that_of_its_last_quarter():
-    """In batches of 8: a quarter of the whole ones, or all of fewer than four, and what remains."""
-    settings = types.SimpleNamespace(batch_size=8)
-    batches = [LearnedBatch(8, float(number)) for number in range(100)]
-    for labels, steps in ((64, 2), (68, 3), (8, 1), (3, 1)):
-        trainer = types.SimpleNamespace(num_train=labels, settings=settings, batches=batches)
-        assert RewardModelTrainer.last_loss(trainer) == 99 - (steps - 1) / 2
 
 
 def best_of_four(accuracy, labels):
