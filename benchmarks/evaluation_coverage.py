@@ -8,8 +8,6 @@ same KL on each query all the same, which is not the best use of it, so its shar
 "Shown": percent of the trials with a share. Bias: of those, in points. Last come the coverages;
 "KL to the optimum" and "optimum": for normal rewards and a coefficient of 1 / 2.
 
-exact: the same of normal rewards that are spread, where all responses are enumerated.
-
 best: best of 4 and 16, from samples of both models.
 """
 
@@ -159,31 +157,6 @@ def evaluation(trials: int, rng: np.random.Generator) -> None:
         columns = [*(f'policy {name}' for name in names), *more]
         held = [percent(found[name][0]) if name in found else '' for name in columns]
         print_row(kind, samples, queries, f'{100 * len(errors) / len(draws):.0f}', bias, *held)
-
-
-def exact(trials: int, rng: np.random.Generator) -> None:
-    """Rewards on a grid stand for all responses; the policy is the best for another reward."""
-    trials = min(trials, 400)
-    print(f'{trials} trials\n')
-    print_heads('policy', 'queries', 'bias', 'share', 'KL', 'reward', 'best at that KL')
-    grid = torch.linspace(-7, 7, 141, dtype=torch.float64)
-    rho = (-(grid**2) / 2).log_softmax(-1)
-    for kind, queries in itertools.product(('uses the spread', 'even'), QUERIES):
-        draws = []
-        for _ in range(trials):
-            scales = torch.from_numpy(rng.uniform(0.5, 1.5, (queries, 1)))
-            shift = scales if kind != 'even' else torch.ones_like(scales)
-            logprobs = (rho + shift * grid).log_softmax(-1)
-            ref_logprobs, scores = rho.expand(queries, -1), scales * grid
-            points = comparison.compare(ref_logprobs, logprobs, scores, kl_coef=None)
-            square = 13 / 12  # the mean of scales^2
-            kl, reward = (0.5, 1.0) if kind == 'even' else (square / 2, square)
-            best = math.sqrt(2 * kl * square)
-            truth = {'share': reward / best, 'kl': kl, 'reward': reward, 'frontier': best}
-            draws.append((points, {'policy': truth}))
-        found = cells_of(draws, queries)
-        bias = 100 * np.mean(found['policy share'][1])
-        print_row(kind, queries, f'{bias:+.2f}', *(percent(held) for held, _ in found.values()))
 
 
 def truth_of_best(kind: str, n: int) -> dict[str, float]:

@@ -45,18 +45,14 @@ def draw_frontier(
     axes: Axes,
     kls: Sequence[float],
     rewards: Sequence[float],
-    errors: Sequence[float] | None = None,
     *,
     label: str = 'optimum',
     up_to: float = math.inf,
 ) -> None:
-    """Draw the highest reward at each KL, constant beyond the last KL, with an error band."""
-    shown, best = _cut(kls, rewards, up_to)
-    if errors is not None:
-        _, bounds = _cut(kls, errors, up_to)
-        low = [reward - error for reward, error in zip(best, bounds)]
-        high = [reward + error for reward, error in zip(best, bounds)]
-        axes.fill_between(shown, low, high, color=INK, alpha=0.12, linewidth=0, zorder=1)
+    """Draw the highest reward at each KL, constant beyond the last KL."""
+    end = min(up_to, kls[-1])
+    count = bisect.bisect_left(kls, end)
+    shown, best = [*kls[:count], end], [*rewards[:count], np.interp(end, kls, rewards)]
     axes.plot(shown, best, color=INK, linewidth=1.8, label=label, zorder=2)
     if shown[-1] < up_to < math.inf:
         axes.plot(
@@ -68,15 +64,6 @@ def draw_frontier(
             zorder=2,
             label=f'{label}, at least',
         )
-
-
-def _cut(
-    kls: Sequence[float], values: Sequence[float], up_to: float
-) -> tuple[list[float], list[float]]:
-    """Return the curve of `values` over rising `kls`, up to the KL `up_to` or its own end."""
-    end = min(up_to, kls[-1])
-    count = bisect.bisect_left(kls, end)
-    return [*kls[:count], end], [*values[:count], np.interp(end, kls, values)]
 
 
 def legend(axes: Axes, **settings: Any) -> None:

@@ -149,7 +149,7 @@ def check_encoding(directory: str, name: str, encoding: Encoding) -> None:
     if name != encoding.name:
         raise OptionError(
             '--rewards.trained_model',
-            f'{directory} is of encoding {name!r:.80}, but the policy of {encoding.name!r}',
+            f'{directory} is of encoding {name!r:.80}, not {encoding.name!r}',
         )
 
 

@@ -217,6 +217,7 @@ def _kl_coef(hparams: train_policy.HParams, reward_model: str, known: Known) -> 
     scores = optimum.all_rewards(
         rewards.TrainedRewardModel(reward_model, encodings.Reviews),
         known.queries[few],
+        encodings.Reviews.n_vocab,
         hparams.task.response_length,
     )
     return optimum.frontier_at(target, known.ref_logprobs[few], scores)[1]

@@ -17,7 +17,6 @@ import numpy as np
 ROOT = pathlib.Path(__file__).parents[2]
 VADER = f'{ROOT}/benchmarks/real/vader_reward.py:score'
 PENALTY = -1  # score of an answer that does not end
-FEW = 10  # effective samples, below which the best possible is not known
 # Points of an evaluation by their names in the table
 POINTS = {
     'base': 'initial model',
@@ -58,11 +57,9 @@ def best_of_policy(save_dir: str, person: str, requests: str, output: pathlib.Pa
 def share_of_gain(kl: float, reward: float, points: dict) -> float:
     """Return the share of the gain that is possible at a KL; NaN where that is not known."""
     frontier, base = points['frontier'], points['base']['reward']
-    known = [number for number, size in enumerate(frontier['effective_samples']) if size >= FEW]
-    kls = [frontier['kl'][number] for number in known]
-    if not kls or kl > max(kls):
+    if kl > max(frontier['kl']):
         return math.nan
-    possible = np.interp(kl, kls, [frontier['reward'][number] for number in known])
+    possible = np.interp(kl, frontier['kl'], frontier['reward'])
     return (reward - base) / (possible - base)
 
 
@@ -100,8 +97,7 @@ def main() -> None:
     run('launch.py', 'train_policy', 'chat', 'policy', *task, *words)
     judged = ['--judge', args.person, '--samples', args.samples, '--output_dir', str(folder)]
     run('launch.py', 'evaluate', policy, *judged)
-    (path,) = folder.glob('evaluation*.json')
-    points = json.loads(path.read_text())['rewards']['judge']
+    points = json.loads((folder / 'evaluation.json').read_text())['rewards']['judge']
     rows = {name: (points[point]['kl'], points[point]['reward']) for point, name in POINTS.items()}
     best = best_of_policy(policy, args.person, args.requests, folder / 'best_of_4.jsonl')
     rows['best of 4 of the policy'] = (best[0], best[1])

@@ -26,7 +26,6 @@ from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.runs import run_settings
 from lm_human_preferences.training import precision
-from lm_human_preferences.utils import student
 from lm_human_preferences.utils.core import set_seed
 
 JUDGE = f'{pathlib.Path(__file__).parent}/vader_reward.py:score'
@@ -100,13 +99,9 @@ def draw(
     figure, (axes,) = plots.panels()
     title = 'Reward and KL on requests that were not trained on'
     plots.label(axes, title=title, x='KL from the initial model (nats)', y='reward')
-    betas = optimum.beta_grid(scores)
-    kls, highest, errors, effective = optimum.sampled_frontier(reference, scores, betas)
-    sure = effective >= report.FEW_SAMPLES
-    if sure.any():
-        widths = student.quantile(len(scores) - 1) * errors[sure]
-        plots.draw_frontier(axes, kls[sure].tolist(), highest[sure].tolist(), widths.tolist())
-        axes.legend(loc='lower right', frameon=False)
+    curve = comparison.known_frontier(reference, scores, exact=False)
+    plots.draw_frontier(axes, curve['kl'], curve['reward'])
+    axes.legend(loc='lower right', frameon=False)
     for name, found in points.items():
         place = found['policy']['kl'], found['policy']['reward']
         axes.plot(*place, 'o', color=plots.VERMILION)

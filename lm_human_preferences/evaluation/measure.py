@@ -11,7 +11,6 @@ import torch
 from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import comparison, optimum, report
 from lm_human_preferences.external_rewards.function import FunctionScorer
 from lm_human_preferences.external_rewards.texts import TextReward
@@ -28,7 +27,6 @@ MOST_RESPONSES = 300_000  # most possible responses that are enumerated; otherwi
 MOST_TEXTS = 16_384  # the same limit for a reward that reads texts, which is slower
 QUERIES = 64  # default number of queries from an endless data set
 DRAWS = 2048  # number of draws in which every query of an enumerable data set occurs
-COLUMNS = ('kl', 'reward', 'standard_errors', 'effective_samples')  # the last two only for samples
 
 RewardModels = dict[str, rewards.ScoringModel]
 
@@ -111,29 +109,11 @@ def queries_of(
         mode='test',
         labels=source.label_source(),
     )
-    queries = sampler()['tokens']
-    if task.query_dataset not in registry.DATASETS:
-        return _each_once(queries, task)
-    if not is_enumerable:
-        return queries
-    queries = queries.unique(dim=0)
-    if count is None:
-        return queries
+    queries = sampler()['tokens'].unique(dim=0)
     # `unique` sorts, and the first queries resemble each other, so draw at random. A separate
     # generator leaves the global one unchanged, and with it what is sampled later.
     generator = torch.Generator().manual_seed(seed)
     return queries[torch.randperm(len(queries), generator=generator)[:count]]
-
-
-def _each_once(queries: torch.Tensor, task: lm_tasks.TaskHParams) -> torch.Tensor:
-    """Return the distinct ones of `queries (drawn, query_length)`; UserError if fewer than 2."""
-    distinct = dict.fromkeys(map(tuple, queries.tolist()))
-    if len(distinct) < 2:
-        raise UserError(
-            f'--task.query_dataset {task.query_dataset}: its test part has a single query; an'
-            ' evaluation needs at least 2'
-        )
-    return torch.tensor(list(distinct))
 
 
 def count_trained_on(
@@ -175,27 +155,18 @@ def _all_scores(
     model: rewards.ScoringModel, task: lm_tasks.TaskHParams, query: torch.Tensor, n_vocab: int
 ) -> torch.Tensor:
     """Return the scores (1, responses) of all possible responses to `query (1, query_length)`."""
-    length = task.response_length
-    if not task.truncates:
-        if isinstance(model, rewards.TrainedRewardModel):
-            return optimum.all_rewards(model, query, length)
-        if isinstance(model, rewards.EnsembleReward):
-            of_members = [optimum.all_rewards(each, query, length) for each in model.members]
-            return torch.stack(of_members).mean(0)
-    return optimum.all_scores(rewards.make_score_fn(task, model), query, n_vocab, length)
+    is_network = isinstance(model, rewards.TrainedRewardModel | rewards.EnsembleReward)
+    if is_network and not task.truncates:
+        return optimum.all_rewards(model, query, n_vocab, task.response_length)
+    score_fn = rewards.make_score_fn(task, model)
+    return optimum.all_scores(score_fn, query, n_vocab, task.response_length)
 
 
-def sample_many(
-    models: Models,
-    queries: torch.Tensor,
-    samples: int,
-    batch_size: int,
-    bar: str = 'samples of both models',
-) -> Responses:
+def sample_many(models: Models, queries: torch.Tensor, samples: int, batch_size: int) -> Responses:
     """Sample responses to `queries (queries, query_length)` from both models, and score them.
 
     Each query gets 2 * `samples` responses, the reference's first. Their log-probabilities are
-    those of optimum.mixture. bar: label of the progress bar.
+    those of optimum.mixture.
     """
     policy, reference, judges, task = models
     score_fns = {name: rewards.make_score_fn(task, model) for name, model in judges.items()}
@@ -205,7 +176,7 @@ def sample_many(
     parts = rows.split(batch_size)
     same = math.gcd(samples, batch_size)  # number of neighbouring rows with the same query
     length = task.response_length
-    for part in progress(parts, comm=Comm(), desc=bar, unit='batch'):
+    for part in progress(parts, comm=Comm(), desc='samples of both models', unit='batch'):
         for model in (reference, policy):
             drawn = model.respond(part, length, same)
             other = reference if model is policy else policy
@@ -239,68 +210,43 @@ def can_enumerate(models: Models) -> bool:
     """Return whether the possible responses are few enough to measure all of them."""
     count = models.policy.model.sizes.n_vocab**models.task.response_length
     reads_texts = any(isinstance(model, TextReward) for model in models.rewards.values())
-    return count <= (MOST_TEXTS if reads_texts else MOST_RESPONSES)
+    most = MOST_TEXTS if reads_texts else MOST_RESPONSES
+    return count <= most and not models.task.stops
 
 
 def measure(
-    models: Models,
-    queries: torch.Tensor,
-    kl_coef: float | None,
-    *,
-    samples: int | None,
-    batch_size: int,
-    are_chosen: bool,
+    models: Models, queries: torch.Tensor, kl_coef: float | None, samples: int, batch_size: int
 ) -> dict[str, Any]:
     """Return results on `queries (queries, query_length)` for JSON; exact if can_enumerate.
 
-    samples: number of responses to sample from each model to each query, if not exact. are_chosen:
-    whether the user gave the number of queries.
+    samples: number of responses to sample from each model to each query, if not exact.
     """
-    count = samples
     exact = can_enumerate(models)
     if exact:
-        count = models.policy.model.sizes.n_vocab**models.task.response_length
         responses = enumerate_all(models, queries)
+        samples = responses.logprobs.shape[1]
     else:
-        assert samples is not None, 'see evaluate.fitted'
         responses = sample_many(models, queries, samples, batch_size)
-    results: dict[str, Any] = {
-        'exact': exact,
-        'queries': len(queries),
-        'responses': count,
-        'kl_coef': kl_coef,
-        'rewards': {},
-    }
-    trained_on = next(iter(models.rewards))  # the reward that the policy was trained on
-    is_enumerable = registry.info(models.task.query_dataset).is_enumerable
-    with_errors = are_chosen or not (exact and is_enumerable)
+    found = {}
+    own = next(iter(models.rewards))  # the reward that the policy was trained on
     log_rho, log_pi, all_scores, repeats = responses
     for name, scores in all_scores.items():
         # The KL coefficient, and so the optimum, belongs to the reward that was trained on.
-        of_own = {'kl_coef': kl_coef, 'chooser': None}
-        of_other = {'kl_coef': None, 'chooser': all_scores[trained_on]}
-        settings = of_own if name == trained_on else of_other
+        coefficient, chooser = (kl_coef, None) if name == own else (None, all_scores[own])
         if exact:
-            points = comparison.compare(log_rho, log_pi, scores, **settings)
+            points = comparison.compare(log_rho, log_pi, scores, coefficient, chooser)
         else:
             points = comparison.compare_samples(
-                log_rho, log_pi, scores, repeats=repeats, **settings
+                log_rho, log_pi, scores, coefficient, chooser, repeats
             )
-        results['rewards'][name] = {
-            **comparison.summarize(points, with_errors=with_errors),
-            report.FRONTIER: _frontier(log_rho, scores, exact),
+        found[name] = {
+            **comparison.summarize(points, with_errors=not exact),
+            report.FRONTIER: comparison.known_frontier(log_rho, scores, exact=exact),
         }
-    return results
-
-
-def _frontier(
-    ref_logprobs: torch.Tensor, scores: torch.Tensor, exact: bool
-) -> dict[str, list[float]]:
-    betas = optimum.beta_grid(scores)
-    if betas[0] == 0:  # all responses to a query are equally good: the frontier is a point
-        betas = torch.ones(1)
-    if exact:
-        columns = optimum.frontier(ref_logprobs, scores, betas)
-    else:
-        columns = optimum.sampled_frontier(ref_logprobs, scores, betas)
-    return {name: column.tolist() for name, column in zip(COLUMNS, columns)}
+    return {
+        'exact': exact,
+        'queries': len(queries),
+        'responses': samples,
+        'kl_coef': kl_coef,
+        'rewards': found,
+    }

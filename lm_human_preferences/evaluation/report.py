@@ -1,21 +1,28 @@
-"""Results of an evaluation as text tables, and as the points of a picture."""
+"""Results of an evaluation as text tables, and as a picture of reward against KL."""
 
-import itertools
+from __future__ import annotations
+
+import io
+import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from lm_human_preferences import storage
 from lm_human_preferences.labels.report.wording import aligned
 from lm_human_preferences.utils import student
 from lm_human_preferences.utils.terminal import printable
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 Point = Mapping[str, Any]  # {name: mean over queries}, and 'standard_errors': {name: error}
 
 BEST_OF = (4, 16)
-POINTS, BEST_OF_N = ('base', 'policy', 'optimum'), 'best_of_'  # names of points in results
+BEST_OF_N = 'best_of_'  # prefix of the names of points in results
 JUDGE = 'judge'  # name of the reward of --judge in results
 FRONTIER = 'frontier'  # key of the frontier, a curve, beside the points of a reward in results
-FEW_SAMPLES = 10  # with fewer effective samples, the best possible reward is unknown
-FEWEST_FOR_SHARE = 16  # fewest queries for the interval of a share; otherwise student.FEWEST
 BY_REWARD_MODEL = '_by_reward_model'  # suffix of a best of n that another reward has chosen
 REWARD_MODEL, CLASSIFIER, FUNCTION = 'reward model', 'classifier', 'reward function'
 COLUMNS = {
@@ -24,54 +31,55 @@ COLUMNS = {
     'frontier': 'best at that KL',
     'share': 'share of the gain',
 }
+ESTIMATED = '; ±: 95 % interval, from 10 queries on'
+UNKNOWN = (
+    '-: nothing to gain, or too few --samples to tell; a share from samples takes 30 --queries'
+)
+MARKERS = {'base': 'o', 'policy': '*', 'optimum': 'D'}
 
 
 def table(results: dict[str, Any]) -> Iterator[str]:
     """Yield the results of `evaluate` as lines of text."""
-    yield how_measured(results)
-    for reward in results['rewards']:
-        yield ''
-        yield from aligned(rows(results, reward))
-        yield from remarks(results, reward)
-
-
-def how_measured(results: dict[str, Any]) -> str:
-    """Return a line that says what the results were computed from."""
-    queries = results['queries']
-    way = 'exact, from all' if results['exact'] else 'estimated, from samples:'
-    line = f'{way} {results["responses"]} responses to each of {queries} queries'
+    way, more = (
+        ('exact, from all', '') if results['exact'] else ('estimated, from samples:', ESTIMATED)
+    )
+    line = f'{way} {results["responses"]} responses to each of {results["queries"]} queries'
     if results.get('queries_trained_on'):
         line += f' ({results["queries_trained_on"]} of them are trained on, too)'
-    if 'standard_errors' not in results['rewards'][_trained_on(results)]['policy']:
-        return line
-    if queries < student.FEWEST:
-        return f'{line}; no ±: it takes {student.FEWEST} queries, for a share {FEWEST_FOR_SHARE}'
-    return f'{line}; ±: 95 % interval'
+    yield line + more
+    for reward in results['rewards']:
+        rows = rows_of(results, reward)
+        yield ''
+        yield from aligned(rows)
+        if reward == JUDGE:
+            yield f'judge: {printable(str(results["judge"]))}'
+        if 'optimum' in results['rewards'][reward]:
+            yield f'optimum: the best policy at the KL coefficient {results["kl_coef"]:.4g}'
+        if any('-' in row for row in rows):
+            yield UNKNOWN
 
 
-def _trained_on(results: dict[str, Any]) -> str:
-    return next(iter(results['rewards']))
-
-
-def _label(point: str, reward: str, trained_on: str) -> str:
-    chooser = reward
-    if point.endswith(BY_REWARD_MODEL):
-        point, chooser = point.removesuffix(BY_REWARD_MODEL), trained_on
-    text = point.replace('_', ' ')
-    return f'{text} by {chooser}' if point.startswith(BEST_OF_N) else text
-
-
-def rows(results: dict[str, Any], reward: str) -> list[list[str]]:
+def rows_of(results: dict[str, Any], reward: str) -> list[list[str]]:
     """Return the results by a reward as rows of a table; the first row has the column headings."""
-    queries = results['queries']
-    found = [[reward, *COLUMNS.values()]]
-    points = points_of(results, reward)
-    for label, values in points.values():
-        found.append([label, *(_cell(values, key, queries) for key in COLUMNS)])
-    _, policy = points['policy']
-    if 'kl_to_optimum' in policy:
-        distance = _cell(policy, 'kl_to_optimum', queries)
-        found.append(['KL(policy || optimum)', distance, '', '', ''])
+    queries, points = results['queries'], results['rewards'][reward]
+    rows = [[reward, *COLUMNS.values()]]
+    for label, point in labels_of(results, reward).items():
+        rows.append([label, *(_cell(points[point], name, queries) for name in COLUMNS)])
+    if 'kl_to_optimum' in points['policy']:
+        distance = _cell(points['policy'], 'kl_to_optimum', queries)
+        rows.append(['KL(policy || optimum)', distance, '', '', ''])
+    return rows
+
+
+def labels_of(results: dict[str, Any], reward: str) -> dict[str, str]:
+    """Return {label: name} of the points in the results by `reward`."""
+    trained_on, found = next(iter(results['rewards'])), {}
+    for point in results['rewards'][reward]:
+        label = point.removesuffix(BY_REWARD_MODEL).replace('_', ' ')
+        if point.startswith(BEST_OF_N):
+            label += f' by {trained_on if point.endswith(BY_REWARD_MODEL) else reward}'
+        if point != FRONTIER:
+            found[label] = point
     return found
 
 
@@ -79,14 +87,12 @@ def _cell(values: Point, name: str, queries: int) -> str:
     """Format a number with its 95 % interval: '' if a point has no such number, '-' if unknown."""
     if name not in values:
         return ''
-    value = values[name]
-    if value is None:
+    if values[name] is None:
         return '-'
     digits = '.1%' if name == 'share' else '.3f'
     width = margin(values, name, queries)
-    if width is None:
-        return format(value, digits)
-    return f'{value:{digits}} ± {width:{digits}}'
+    more = '' if width is None else f' ± {width:{digits}}'
+    return f'{values[name]:{digits}}{more}'
 
 
 def margin(values: Point, name: str, queries: int) -> float | None:
@@ -95,75 +101,44 @@ def margin(values: Point, name: str, queries: int) -> float | None:
     Queries are treated as independent, so that the mean over queries has a t distribution.
     """
     error = values.get('standard_errors', {}).get(name)
-    if not error or queries < (FEWEST_FOR_SHARE if name == 'share' else student.FEWEST):
+    if not error or queries < student.FEWEST:
         return None
     return student.quantile(queries - 1) * error
 
 
-def _has_few_samples(values: Point) -> bool:
-    """Return whether a point has too few samples to estimate the best policy at its KL."""
-    effective = values.get('effective_samples')  # None if rewards are not finite
-    return effective is not None and effective < FEW_SAMPLES
+def draw(results: dict[str, Any], path: str) -> None:
+    """Write a PNG to `path` that plots reward against KL, with one panel per reward."""
+    from matplotlib.figure import Figure  # slow to import; this class needs no display
+
+    rewards = results['rewards']
+    figure = Figure(figsize=(6.4 * len(rewards), 4.4), layout='constrained')
+    panels = figure.subplots(1, len(rewards), squeeze=False)[0]
+    name = os.path.basename(os.path.abspath(results['save_dir']))[:80]
+    figure.suptitle(f'Run {name}: the policy and the best one possible', parse_math=False)
+    for axes, (reward, points) in zip(panels, rewards.items(), strict=True):
+        axes.set(title=reward, xlabel='KL from the base model (nats)', ylabel='reward')
+        axes.grid(color='#E5E5E5')
+        labels = labels_of(results, reward)
+        up_to = 1.2 * max(points[point]['kl'] or 0 for point in labels.values())
+        _draw_frontier(axes, points['base'], points[FRONTIER], up_to)
+        for label, point in labels.items():
+            kl, score = points[point]['kl'], points[point]['reward']
+            default = '^' if point.endswith(BY_REWARD_MODEL) else 's'
+            marker, size = MARKERS.get(point, default), 13 if point == 'policy' else 7
+            axes.plot([kl], [score], marker, markersize=size, markeredgecolor='black', label=label)
+        axes.legend(loc='lower right', frameon=False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format='png', dpi=150)
+    storage.write_bytes(path, buffer.getvalue())
 
 
-def not_finite(results: dict[str, Any], reward: str) -> list[str]:
-    """Return the labels of points whose KL or reward is infinite or NaN (None in `results`)."""
-    found = points_of(results, reward).values()
-    return [label for label, of in found if not is_known(of) and not _has_few_samples(of)]
-
-
-def remarks(results: dict[str, Any], reward: str) -> list[str]:
-    """Return lines about a table: its judge, the optimum, and why there are dashes."""
-    points = points_of(results, reward)
-    _, policy = points['policy']
-    lines = [f'judge: {printable(str(results["judge"]))}'] if reward == JUDGE else []
-    if 'kl_to_optimum' in policy:
-        last = ', the last of the run' if results.get('kl_coef_is_last') else ''
-        coefficient = f'{results["kl_coef"]:.4g}{last}'
-        lines.append(f'optimum: the best policy at the KL coefficient {coefficient}')
-    broken = not_finite(results, reward)
-    if broken:
-        return [*lines, f'WARNING: the KL or the reward of {", ".join(broken)} is not finite']
-    unknown = []
-    for label, values in points.values():
-        if _has_few_samples(values) or values.get('frontier', 0) is None:
-            unknown.append(label)
-    if unknown:
-        lines.append(
-            f'-: too few samples to tell the best there is at the KL of {", ".join(unknown)};'
-            ' give more --samples'
-        )
-    known = [values for label, values in points.values() if label not in unknown]
-    if any(values.get('share', 0) is None for values in known):
-        lines.append(
-            '-: nothing is gained, as all scores are alike or the KL is 0; or --queries are below'
-            f' {FEWEST_FOR_SHARE}, or the queries differ too much'
-        )
-    return lines
-
-
-def points_of(results: dict[str, Any], reward: str) -> dict[str, tuple[str, Point]]:
-    """Return {point: (label, {name: number})} of the results by `reward`."""
-    found = {}
-    for point, values in results['rewards'][reward].items():
-        if point in POINTS or point.startswith(BEST_OF_N):
-            found[point] = _label(point, reward, _trained_on(results)), values
-    return found
-
-
-def is_known(values: Point) -> bool:
-    """Return whether KL and reward of a point are finite numbers."""
-    return values['kl'] is not None and values['reward'] is not None
-
-
-def frontier_of(points: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Return {'kl', 'reward'} of the frontier, from the initial model to the last known point.
-
-    A point is known if it is exact, or estimated from enough samples.
-    """
-    base, curve = points['base'], points[FRONTIER]
-    sizes = curve.get('effective_samples')
-    count = None
-    if sizes is not None:
-        count = len(list(itertools.takewhile(lambda size: size >= FEW_SAMPLES, sizes)))
-    return {name: [base[name], *curve[name][:count]] for name in ('kl', 'reward')}
+def _draw_frontier(axes: Axes, base: Point, curve: dict[str, list[float]], up_to: float) -> None:
+    """Draw the highest reward at each KL; past the last known KL, a dotted lower bound."""
+    kls, rewards = [base['kl'], *curve['kl']], [base['reward'], *curve['reward']]
+    end = min(up_to, kls[-1])
+    shown = [*(kl for kl in kls if kl < end), end]
+    best = np.interp(shown, kls, rewards)
+    axes.plot(shown, best, color='black', label='frontier')
+    if end < up_to:
+        label = 'frontier, at least'
+        axes.plot([end, up_to], [best[-1], best[-1]], ':', color='black', label=label)

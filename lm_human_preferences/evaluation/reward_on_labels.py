@@ -7,16 +7,11 @@ from typing import Any
 import torch
 
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.errors import UserError, option_renamed
-from lm_human_preferences.external_rewards.by_name import text_scorer
-from lm_human_preferences.external_rewards.classifier import Classifier
-from lm_human_preferences.external_rewards.texts import TextReward
+from lm_human_preferences.errors import option_renamed
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.folder import TRAIN, VALIDATION, LabelFolder
 from lm_human_preferences.labels.held_out import Rewards, parted, predict
-from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.reward_sources import loading
-from lm_human_preferences.reward_sources.loading import LearnedReward
 from lm_human_preferences.runs.run_settings import reward_settings_of
 
 BATCH = 64  # labels that are scored at a time
@@ -29,14 +24,15 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
     labels; 'comparisons': on labels that compare two policies, which no model learns from; None
     without such labels. Labels that the model may have learned are no test: they get no interval.
     """
-    model = _reward_for(folder, run)
-    is_learned = isinstance(model, LearnedReward)
+    encoding, chat = folder.encoding(), bool(folder.task['task'].get('chat'))
+    with option_renamed('--reward'):
+        model = loading.load_reward_model(run, encoding, chat=chat, may_be_code=True)
+    is_learned = isinstance(model, loading.LearnedReward)
     fraction = 0.0
     if is_learned and (record := reward_settings_of(run)) is not None:
         fraction = record.labels.held_out
     learned = label_files.tensors_of(folder, folder.counted(TRAIN, without))
-    encoder = folder.encoding().get_encoder()
-    held_out, others = parted(learned, folder.label_type, fraction, encoder)
+    held_out, others = parted(learned, folder.label_type, fraction, encoding.get_encoder())
     splits = {
         'held_out': held_out,
         'trained_on': others,
@@ -48,7 +44,7 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
         if prediction is None:
             found[name] = None
             continue
-        may_know = name == 'trained_on' and (is_learned or _is_exported(model))
+        may_know = name == 'trained_on' and is_learned
         prediction = dataclasses.replace(prediction, is_learned=may_know)
         low, high = prediction.interval() or (None, None)
         more = {'low': low, 'high': high, 'in_words': str(prediction)}
@@ -56,29 +52,9 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
     return found
 
 
-def _is_exported(model: loading.FrozenRewardModel) -> bool:
-    """Return whether `model` is a reward model that this program exported, with unknown labels."""
-    scorer = model.scorer if isinstance(model, TextReward) else None
-    return isinstance(scorer, Classifier) and scorer.is_exported
-
-
-def _reward_for(folder: LabelFolder, run: str) -> loading.FrozenRewardModel:
-    """Return the reward model `run` for the tokens of `folder`; see loading.load_reward_model."""
-    encoding, chat = folder.encoding(), bool(folder.task['task'].get('chat'))
-    if run == 'mock':
-        return loading.load_reward_model(run, encoding)
-    with option_renamed('--reward'):
-        scorer = text_scorer(run, chat=chat, may_be_code=True)
-    if scorer is not None:
-        return TextReward(scorer, encoding, chat=chat)
-    saved = loading.saved_model(run)
-    _check(saved, folder)
-    return loading.load_saved(saved)
-
-
 def rewards_by(model: loading.FrozenRewardModel) -> Rewards:
     """Return a function for `predict`: (queries, responses (batch, n, length)) -> (batch, n)."""
-    if isinstance(model, LearnedReward):
+    if isinstance(model, loading.LearnedReward):
         return model.get_rewards
 
     def get_rewards(queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
@@ -87,19 +63,3 @@ def rewards_by(model: loading.FrozenRewardModel) -> Rewards:
         return scores.reshape(-1, count)
 
     return get_rewards
-
-
-def _check(saved: TrainedModel, folder: LabelFolder) -> None:
-    """Raise UserError where a reward model cannot read the questions of a folder."""
-    there, here = folder.task['encoding'], saved.encoding.name
-    if there != here:
-        raise UserError(
-            f'--reward {saved.name}: its encoding is {here!r}, that of {folder.path} {there!r}'
-        )
-    tokens = sum(folder.task['task'][name] for name in ('query_length', 'response_length'))
-    n_ctx = saved.sizes().n_ctx
-    if tokens > n_ctx:
-        raise UserError(
-            f'--reward {saved.name}: it takes {n_ctx} tokens, and a query with a response of'
-            f' {folder.path} has {tokens}'
-        )

@@ -56,7 +56,6 @@ class Classifier(TextScorer):
         folder = storage.cached_directory(directory)
         config = read_config(folder)
         self._class = _class_of(config, class_name, directory)
-        self.is_exported = hasattr(config, 'reward_constant')  # `export` made it of a reward model
         self._constant = getattr(config, 'reward_constant', 0.0)
         if type(self._constant) not in (int, float) or not abs(self._constant) < LARGEST:
             raise UserError(

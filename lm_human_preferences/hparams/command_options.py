@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
 
-MOST_SAMPLES = 1024  # default limit of --samples
 # Ends of the help texts of several options
 JUDGE = 'mock, the directory of a reward model or a classifier, ORG/NAME, or FILE.py:FUNCTION'
 BEST_OF = 'the best of this many, by the reward of the run or --judge'
@@ -32,15 +31,10 @@ class RewardOfRunHParams(hyperparams.HParams):
 @dataclass
 class EvaluationHParams(hyperparams.HParams):
     rewards: RewardOfRunHParams = field(default_factory=RewardOfRunHParams)
-    queries: int | None = option(
-        None,
-        'test queries; None: all of reviews, else 64, or fewer to take ten minutes',
-        at_least=2,
-    )
-    samples: int | None = option(
-        None,
-        'responses sampled from each model per query, if there are too many to enumerate; None: as'
-        f' many as fit into ten minutes, {MOST_SAMPLES} at most',
+    queries: int | None = option(None, 'test queries; None: all of reviews, else 64', at_least=2)
+    samples: int = option(
+        128,
+        'responses sampled from each model per query, if there are too many to enumerate',
         at_least=64,
     )
     batch_size: int = option(128, 'responses sampled at a time', at_least=1)

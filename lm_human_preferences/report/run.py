@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -173,24 +172,14 @@ def _comparisons(run: Run, directory: str) -> list[dict[str, Any]]:
 
 
 def _evaluation(directory: str) -> dict[str, Any]:
-    """Return the most informative results of `evaluate`, see _information."""
-    is_remote = storage.is_remote(directory)
-    found = []
-    for name in sorted(storage.listing(directory) if is_remote else os.listdir(directory)):
-        if name.endswith('.json') and re.fullmatch(run_files.EVALUATION, name):
-            results = storage.read_json(storage.join(directory, name))
-            for points in results['rewards'].values():
-                for point in (points['base'], points['policy']):
-                    if not matches_schema({'frontier': None, 'share': None, **point}, POINT):
-                        raise ValueError(f'{name}: {point!r:.80} holds what is no number')
-            found.append(results)
-    return max(found, key=_information, default={})
-
-
-def _information(results: dict[str, Any]) -> tuple[int, ...]:
-    """Return the sort key by which the most informative results come last."""
-    sizes = results['queries'], results['responses']
-    return results.get('step') or -1, 'judge' in results, results['exact'], *sizes
+    """Return the results of `evaluate`."""
+    path = storage.join(directory, run_files.RESULTS)
+    results = storage.read_json(path)
+    for points in results['rewards'].values():
+        for point in (points['base'], points['policy']):
+            if not matches_schema({'frontier': None, 'share': None, **point}, POINT):
+                raise ValueError(f'{path}: {point!r:.80} holds what is no number')
+    return results
 
 
 def _samples(directory: str) -> dict[str, list[dict[str, Any]]]:

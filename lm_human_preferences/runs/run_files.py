@@ -13,10 +13,10 @@ SIZES = 'hparams.json'  # sizes of a model that this program or the original has
 RECORD = 'run.json'  # record of a run, see run_record
 LOCK = 'lock'  # names the process that is writing the run
 CHECKPOINTS = 'checkpoints'  # folder of checkpoints, inside a network's folder
-RESULTS = 'evaluation.json'  # results of `evaluate` with default settings
+RESULTS = 'evaluation.json'  # results of `evaluate`
 REPORT = 'report.html'
 # Files of `evaluate` and `report`: uploaded, but not deleted with a run.
-EVALUATION = r'evaluation(-[a-z0-9_.-]+)?\.(json|png)|report\.html'
+EVALUATION = r'evaluation\.(json|png)|report\.html'
 SAMPLES = 'samples.jsonl'  # answers of the policy during the training
 LABELS = 'labels'  # folder of labels that are collected while a policy trains
 # In every folder of labels, see labels/folder.py

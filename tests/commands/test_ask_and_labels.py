@@ -11,8 +11,6 @@ import torch
 from command_line import caught_jobs, error_of, invoke, succeed
 from label_folders import HEADER, TASK, make_folder, random_questions
 from sample_files import label_hparams, write_lines
-from tiny_classifiers import write_classifier
-from tiny_tokenisers import write_byte_level
 
 import launch
 import sample
@@ -30,7 +28,6 @@ from lm_human_preferences.labels.report.agreement import (
 )
 from lm_human_preferences.labels.report.label_report import report
 from lm_human_preferences.language import encodings
-from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.rewards import TrainedRewardModel
 from lm_human_preferences.runs import run_settings
@@ -246,9 +243,8 @@ def test_gold_questions_are_no_part_of_the_agreement(with_gold):
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """A folder that is taken for the run of a reward model."""
-    monkeypatch.setattr(loading, 'saved_model', lambda run: TrainedModel('test'))
     model = TrainedRewardModel('test', encodings.Test)
-    monkeypatch.setattr(loading, 'load_saved', lambda saved: model)
+    monkeypatch.setattr(loading, 'load_learned', lambda *arguments: model)
     (tmp_path / 'run').mkdir()
     return tmp_path / 'run'
 
@@ -474,10 +470,3 @@ def test_every_command_of_the_page_works(tmp_path, monkeypatch):
     assert json.loads(Path('report.json').read_text())['reward']
     assert len(LabelFolder('my-pairs').questions) == 2 + len(PAIRS)
     assert list(json.loads(printed['score'][0])) == ['score']
-
-
-def test_what_an_exported_reward_model_has_learned_is_not_known(answered, tmp_path):
-    exported = write_classifier(tmp_path / 'exported', vocab_size=448, reward_constant=0.0)
-    write_byte_level(tmp_path / 'exported')
-    reward = report_of(answered, tmp_path, f'--reward {exported}')[0]['reward']
-    assert reward['trained_on']['is_learned'] and reward['trained_on']['labels'] == 7

@@ -223,11 +223,7 @@ def test_mistakes_of_the_report_are_one_line(reward_model, tmp_path):
     assert error(f'--reward {tmp_path}#good').startswith(f'--reward good: {tmp_path} is no')
     make_folder(tmp_path / 'letters', 2)
     words = f'labels {tmp_path}/letters --reward {reward_model[0]}'
-    assert "its encoding is 'reviews'" in error_of(invoke(words))
-    lengths = {'query_length': 2000, 'response_length': 4}
-    make_folder(tmp_path / 'long', 1, task={'encoding': 'reviews', 'task': lengths})
-    words = f'labels {tmp_path}/long --reward {reward_model[0]}'
-    assert 'a query with a response of' in error_of(invoke(words))
+    assert "is of encoding 'reviews', not 'test'" in error_of(invoke(words))
 
 
 def test_questions_of_ones_own_and_gold_ones(tmp_path):

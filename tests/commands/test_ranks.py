@@ -105,7 +105,7 @@ def test_one_of_two_ranks_evaluates(one, monkeypatch, tmp_path):
         is_rank_0 = variables['RANK'] == '0'
         note = 'note: one of 2 ranks does all of this command\n'
         assert result.stderr.count(note) == is_rank_0
-        assert (run / 'evaluation-queries_2.json').exists() == is_rank_0
+        assert (run / 'evaluation.json').exists() == is_rank_0
 
 
 @needs_mpi

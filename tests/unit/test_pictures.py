@@ -66,10 +66,9 @@ def axes():
     return empty
 
 
-def test_the_frontier_has_a_band_and_goes_on_at_its_last_reward(axes):
-    plots.draw_frontier(axes, [0, 2, 4], [1, 2, 3], [0.25, 0.5, 1], label='best', up_to=8)
+def test_the_frontier_goes_on_at_its_last_reward(axes):
+    plots.draw_frontier(axes, [0, 2, 4], [1, 2, 3], label='best', up_to=8)
     assert lines_of(axes) == [
         ('best', '-', [0, 2, 4], [1, 2, 3]),
         ('best, at least', ':', [4, 8], [3, 3]),
     ]
-    assert bands_of(axes) == [(0.75, 4)]

@@ -38,8 +38,8 @@ def page_of(*runs, has_names=True):
     return page.page([str(run) for run in runs], EXPERIMENTS, has_names=has_names)
 
 
-def evaluated(run, name='evaluation.json', **results):
-    storage.write_json(str(run / name), {**EVALUATION, **results})
+def evaluated(run, **results):
+    storage.write_json(str(run / 'evaluation.json'), {**EVALUATION, **results})
 
 
 def minds(run):
@@ -298,19 +298,6 @@ def test_people_who_compared_it_are_its_first_judge(tmp_path, is_second, won, in
     row = rows_of(facts.sure(read(run)))['People prefer it to other']
     assert row == (f'{won} of 4', interval, '50 %')
     assert 'Judged by its own reward alone.' not in minds(run)
-
-
-def test_the_evaluation_that_says_most_is_told(tmp_path):
-    """Of the latest step, then one with a judge, then an exact one, then of most queries."""
-    run = write_run(tmp_path / 'run')
-    for name, results, expected in [
-        ('-a', {'queries': 8}, 8),
-        ('-b', {'exact': False, 'queries': 64}, 8),
-        ('-c', {'judge': 'mock', 'queries': 5}, 5),
-        ('-d', {'step': 3, 'queries': 6}, 6),
-    ]:
-        evaluated(run, f'evaluation{name}.json', **results)
-        assert read(run).evaluation['queries'] == expected
 
 
 def test_numbers_that_an_evaluation_could_not_tell_are_dashes(tmp_path):

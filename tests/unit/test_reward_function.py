@@ -2,7 +2,6 @@
 
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -33,7 +32,7 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.ppo import PART
 from lm_human_preferences.reward_sources import loading, sources
 from lm_human_preferences.reward_sources.sources import source_of
-from lm_human_preferences.runs import reward_function, run_files, run_lock
+from lm_human_preferences.runs import reward_function, run_lock
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.training.loop import FailedElsewhere
 from lm_human_preferences.utils import stop_signals
@@ -369,15 +368,13 @@ def test_ranks_score_their_own_shares_alike(write):
 
 
 def test_it_judges_a_run(write, known, capsys):
-    """In a table of its own, beside that of the run's reward, and under a safe name."""
+    """In a table of its own, beside that of the run's reward."""
     name = write('def score(queries, responses):\n return [len(r) for r in responses]')
     results = evaluate.evaluate(str(known), judge=name, queries=2, samples=64)
     assert list(results['rewards']) == ['known reward', 'judge']
     assert 8 < results['rewards']['judge']['policy']['reward'] < 20
     told = capsys.readouterr().out
     assert f'\njudge: {name}\n' in told and 'best of 4 by judge' in told
-    (file,) = known.glob('evaluation*.json')
-    assert re.fullmatch(run_files.EVALUATION, file.name) and 'my_reward.py-score' in file.name
     with pytest.raises(UserError, match='^--judge reward function /none.py:f: .*no such file'):
         evaluate.evaluate(str(known), judge='/none.py:f')
 

@@ -14,7 +14,6 @@ from trainers import learner, rollout_of
 from lm_human_preferences import lm_tasks, ppo, train_policy
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.evaluation import optimum
 from lm_human_preferences.language import encodings, sample, tokenisers
 from lm_human_preferences.language.decoding import Decoding
 from lm_human_preferences.language.trained_models import TrainedModel
@@ -343,21 +342,3 @@ def test_greedy_answers_are_those_of_generate(tmp_path):
     assert not mask.all() and not mask[:, theirs.shape[1] :].any()
     ours = ours.masked_fill(~mask, 0)
     assert torch.equal(ours[:, : theirs.shape[1]], theirs)
-
-
-def test_all_responses_are_those_that_can_be_sampled():
-    """By prefix: the probabilities of responses that end are those of their own tokens."""
-    policy = Policy(TrainedModel('test'), temperature=0.7)
-    policy.is_end = lambda sampled, position: sampled < 9
-    queries = tokens(2, QUERY)
-    every = optimum.all_responses(27, 3)
-    logprobs = optimum.all_logprobs(policy, queries, 3)
-    torch.testing.assert_close(logprobs.exp().sum(1), torch.ones(2, dtype=torch.float64))
-    possible = logprobs[0] > -torch.inf
-    assert possible.sum() == 9 + 18 * 9 + 18 * 18 * 27
-    responses = every[possible]
-    ended = responses < 9
-    responses = responses.masked_fill(ended.cumsum(1) - ended.long() > 0, policy.padding_token)
-    rows = queries[:1].expand(len(responses), -1)
-    expected = policy.analyze_responses(rows, responses)['logprobs'].double().sum(1)
-    torch.testing.assert_close(logprobs[0, possible], expected, rtol=1e-4, atol=1e-5)
