@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences import lm_tasks, storage
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
     from lm_human_preferences.language.trained_models import TrainedModel
     from lm_human_preferences.plan.making import Plan, Settings
-    from lm_human_preferences.plan.phases import Training
+    from lm_human_preferences.plan.phases import Training, TrainReward
 
 OUT_OF_MEMORY = re.compile(
     r"[^:]*out of memory.*|can't allocate memory.*|Unable to allocate.*"
@@ -124,6 +124,11 @@ class Run:
         checkpointer.restore(trainer, saves, phase.networks.frozen)
         self.comm.barrier()
         self.begin(phase, initial_model, checkpointer.seed)
+
+    def record_labels(self, phase: TrainReward, about: Mapping[str, Any]) -> None:
+        """Record which labels a reward model learns from. about: see run_record."""
+        if self.settings.run.directory is not None:
+            run_record.write_labels(self.settings.run.directory, phase.command.command, about)
 
     def begin(self, phase: Training, initial_model: TrainedModel, seed: int | None) -> None:
         """Write the records of a training that begins, on rank 0."""

@@ -20,6 +20,7 @@ from lm_human_preferences.plan.phases import FitHead, TrainReward
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.runs import run_files
+from lm_human_preferences.trainers import training_labels
 from lm_human_preferences.trainers.reward_trainer import RewardModelTrainer
 from lm_human_preferences.trainers.training_labels import TrainingLabels
 from lm_human_preferences.training import console
@@ -81,24 +82,29 @@ def train_models(run: session.Run, left: Sequence[TrainReward]) -> Prediction | 
         from lm_human_preferences.trainers import head_training  # imported only if needed
 
         return head_training.train(run, left[0])
-    comm, labels = run.comm, TrainingLabels(left[0], run.comm)
+    comm, labels, prediction = run.comm, None, None
     for phase in left:
         with run.checkpointer(phase.files, max_to_keep=2) as checkpointer:
             initial_model = run.prepare(phase, checkpointer)
-            trainer = build_trainer(phase, initial_model, comm, labels)
+            trainer, labels = build_trainer(phase, initial_model, comm, labels)
             run.restore(trainer, phase, initial_model, checkpointer)
-            if comm.rank == 0:
-                _announce_start(phase, labels)
-            labels.record(is_begun=phase.member > 0 or checkpointer.prefix is not None)
+            if comm.rank == 0 and phase is left[0]:
+                announce(*labels.notes)
+                run.record_labels(phase, labels.about)
+            if comm.rank == 0 and phase.members > 1:
+                announce(f'Reward model {phase.member + 1} of {phase.members}')
             trainer.prepare()
             training_loop(trainer, hooks(trainer, checkpointer, phase))
             trainer.finish()
-        _save_finished(phase, trainer)
+        finished, unfinished = phase.path(phase.files.finished), phase.path(phase.files.unfinished)
+        if comm.rank == 0 and finished and unfinished:
+            checkpoints.save(finished, 'model.ckpt', variables_of(trainer))
+            shutil.rmtree(unfinished, ignore_errors=True)
         prediction, last_step = trainer.prediction, trainer.total_steps - 1
         del trainer  # frees its memory for the next model
-    if not phase.is_last or prediction is None or phase.settings.run.directory is None:
-        return prediction
-    return _measure_mean(phase, labels.held_out, last_step, comm) if comm.rank == 0 else None
+        if phase.members > 1 and phase is left[-1] and prediction and finished and comm.rank == 0:
+            prediction = _measure_mean(phase, labels.held_out, last_step, comm)
+    return prediction
 
 
 def hooks(
@@ -114,46 +120,33 @@ def hooks(
     ]
 
 
-def _announce_start(phase: TrainReward, labels: TrainingLabels) -> None:
-    """Print notes on the labels, once, and which model of an ensemble begins."""
-    if not labels.are_recorded:  # the first model of this process begins
-        announce(*labels.notes)
-    if phase.members > 1:
-        announce(f'Reward model {phase.member + 1} of {phase.members}')
-
-
-def _save_finished(phase: TrainReward, trainer: RewardModelTrainer) -> None:
-    """Save a finished, normalised reward model in its final place, on rank 0."""
-    finished, unfinished = phase.path(phase.files.finished), phase.path(phase.files.unfinished)
-    if trainer.comm.rank == 0 and finished and unfinished:
-        checkpoints.save(finished, 'model.ckpt', variables_of(trainer))
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
 def build_trainer(
     phase: TrainReward,
     initial_model: TrainedModel,
     comm: Comm,
-    labels: TrainingLabels,
-) -> RewardModelTrainer:
-    """Split the labels; return the trainer of a reward model, the same on all ranks."""
+    labels: TrainingLabels | None = None,
+) -> tuple[RewardModelTrainer, TrainingLabels]:
+    """Return the trainer of a reward model, the same on all ranks, and its labels.
+
+    labels: labels that an earlier model of an ensemble has learned.
+    """
     settings = phase.settings
-    labels.load(initial_model.encoding)
     encoder = initial_model.encoding.get_encoder()
     policy_settings = lm_tasks.policy_settings(settings.task, encoder)
     ref_policy = Policy(initial_model, scope='ref_policy', **policy_settings)
     reward_model = RewardModel(initial_model)
     REWARD_NETWORKS.broadcast({'reward_model': reward_model, 'ref_policy': ref_policy}, comm)
-    labels.split(ref_policy)
+    labels = labels or training_labels.read(phase, ref_policy, comm)
     if phase.member > 0:
         set_seed(phase.seed, comm.rank)
         reward_model = RewardModel(initial_model)
         comm.broadcast_(reward_model.get_params())
     reward_model.model.gradient_checkpointing = settings.run.gradient_checkpointing
     logger = logger_of(phase, comm)
-    return trainer_of(
+    trainer = trainer_of(
         phase, comm, logger, reward_model, ref_policy, labels.learned, labels.held_out
     )
+    return trainer, labels
 
 
 def trainer_of(

@@ -45,11 +45,6 @@ class TrainReward:
         return 'reward model' if self.member == 0 else f'reward model {self.member + 1}'
 
     @property
-    def is_last(self) -> bool:
-        """True for the last model of an ensemble, after which the mean of all is measured."""
-        return 0 < self.member == self.members - 1
-
-    @property
     def files(self) -> run_files.CommandFiles:
         return run_files.REWARD.member_files(self.member)
 

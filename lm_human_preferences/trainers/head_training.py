@@ -16,9 +16,8 @@ from lm_human_preferences.labels.held_out import Labels, Prediction, predict, su
 from lm_human_preferences.plan.phases import FitHead, TrainReward
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.trainers.training_labels import TrainingLabels
-from lm_human_preferences.training import precision
-from lm_human_preferences.utils.core import ceil_div, exact_div, set_seed
+from lm_human_preferences.trainers import training_labels
+from lm_human_preferences.utils.core import ceil_div, exact_div
 from lm_human_preferences.utils.logging import Logger, announce, log_in_summary, progress
 
 ROWS = 64  # responses in one forward pass
@@ -27,26 +26,22 @@ ROWS = 64  # responses in one forward pass
 def train(run: session.Run, phase: FitHead) -> Prediction | None:
     """Fit a head and save it in the locked run directory; return its held-out accuracy, if any."""
     settings, comm = phase.settings, run.comm
-    initial_model = lm_tasks.initial_model(settings.task.policy.initial_model)
-    precision.configure_for(initial_model.sizes().n_embd, settings.run.precision)
-    set_seed(settings.run.seed, comm.rank)
+    with run.checkpointer(phase.files, max_to_keep=2) as checkpointer:
+        initial_model = run.prepare(phase, checkpointer)
     encoder = initial_model.encoding.get_encoder()
     policy_settings = lm_tasks.policy_settings(settings.task, encoder)
     reference = Policy(initial_model, scope='ref_policy', only_samples=True, **policy_settings)
     if initial_model.is_random:
         comm.broadcast_(reference.get_params())
-    run.begin(phase, initial_model, settings.run.seed)
-    labels = TrainingLabels(phase, comm)
-    labels.load(initial_model.encoding)
-    labels.split(reference)
+    run.begin(phase, initial_model, checkpointer.seed)
+    labels = training_labels.read(phase, reference, comm)
     if comm.rank == 0:
         announce(*labels.notes)
-    labels.record(is_begun=False)
-    learned, count = labels.learned, len(labels.learned['query'])
-    began = time.monotonic()
-    fitted = fit(phase, reference, learned, comm)
+        run.record_labels(phase, labels.about)
+    began, count = time.monotonic(), len(labels.learned['query'])
+    fitted = fit(phase, reference, labels.learned, comm)
     seconds = time.monotonic() - began
-    prediction, place = None, phase.path(phase.files.network)
+    prediction = None
     if labels.held_out is not None:
         label_type = label_types.get(settings.labels.type)
         get_rewards = FrozenReward(fitted.head, reference).get_rewards
@@ -54,7 +49,7 @@ def train(run: session.Run, phase: FitHead) -> Prediction | None:
     if comm.rank == 0:
         log_in_summary(f'A head on frozen hidden states learned {count} labels in {seconds:.0f} s')
         _tell(phase, fitted, prediction, comm)
-        if place is not None:
+        if (place := phase.path(phase.files.network)) is not None:
             fitted.head.save(place, about(phase, fitted, reference, count))
     comm.barrier()
     return prediction
@@ -68,7 +63,7 @@ def fit(
     *,
     may_be_constant: bool = False,
 ) -> Fitted:
-    """Fit a head to `labels` and normalise it on rank 0; return it on all ranks.
+    """Fit a head to `labels` and normalise it, the same on all ranks.
 
     may_be_constant: accept a head that scores all samples alike, as more labels will follow.
     """
@@ -76,17 +71,9 @@ def fit(
     responses = torch.stack([labels[sample] for sample in label_type.samples], dim=1)
     features = _features_of_labels(reference, labels['query'], responses, comm)
     others = torch.cat(comm.all_gather_object(_sampled(phase, reference, comm)))
-    fields: Any = None
-    if comm.rank == 0:
-        subjects = subjects_of(labels, label_type, reference.encoder)
-        fitted = fit_head(features, labels, label_type, others, subjects)
-        fields = fitted._asdict()
-        fields['head'] = vars(_normalized(phase, fitted.head, others, may_be_constant))
-        fields['prediction'] = fitted.prediction and vars(fitted.prediction)
-    fields = dict(comm.all_gather_object(fields)[0])
-    fields['head'] = heads.Head(**fields['head'])
-    fields['prediction'] = fields['prediction'] and Prediction(**fields['prediction'])
-    return Fitted(**fields)
+    subjects = subjects_of(labels, label_type, reference.encoder)
+    fitted = fit_head(features, labels, label_type, others, subjects)
+    return fitted._replace(head=_normalized(phase, fitted.head, others, may_be_constant))
 
 
 def _features_of_labels(
@@ -155,11 +142,8 @@ def _normalized(
 def _tell(phase: TrainReward, fitted: Fitted, held_out: Prediction | None, comm: Comm) -> None:
     """Log and print the head's accuracy in cross-validation and, if any, on held-out labels."""
     log = Logger(phase.settings.run.directory, run_files.REWARD.network, log_interval=1, comm=comm)
-    numbers = {'strength': fitted.strength}
-    if fitted.gain is not None:
-        numbers['gain'] = fitted.gain
-    if fitted.least_gain is not None:
-        numbers['least_gain'] = fitted.least_gain
+    numbers = {'strength': fitted.strength, 'gain': fitted.gain, 'least_gain': fitted.least_gain}
+    numbers = {name: number for name, number in numbers.items() if number is not None}
     if fitted.prediction is not None:
         numbers |= fitted.prediction.statistics()
     log.log(numbers, 0, tag_prefix='train_reward/cross_validated/')
@@ -168,17 +152,13 @@ def _tell(phase: TrainReward, fitted: Fitted, held_out: Prediction | None, comm:
         log.log(held_out.statistics(), 0, tag_prefix='train_reward/held_out/')
         announce(f'held out: {held_out}')
     log.close()
-    warning = fitted.warning()
-    if warning:
+    if warning := fitted.warning():
         announce(warning)
 
 
 def about(phase: TrainReward, fitted: Fitted, reference: Policy, labels: int) -> dict[str, Any]:
     """Return the JSON saved with a head: its task, its initial model, and how well it predicts."""
-    settings = phase.settings
-    found = {}
-    if fitted.prediction is not None:
-        found = dataclasses.asdict(fitted.prediction)
+    settings, prediction = phase.settings, fitted.prediction
     return {
         'initial_model': settings.task.policy.initial_model,
         'task': settings.task.to_nested_dict(),
@@ -187,6 +167,6 @@ def about(phase: TrainReward, fitted: Fitted, reference: Policy, labels: int) ->
         'strength': fitted.strength,
         'gain': fitted.gain,
         'least_gain': fitted.least_gain,
-        'cross_validated': found,
+        'cross_validated': {} if prediction is None else dataclasses.asdict(prediction),
         'probe': probe_of(reference).tolist(),
     }

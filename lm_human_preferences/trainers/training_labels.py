@@ -1,7 +1,6 @@
 """Labels that reward models are trained on: loaded once, split, and recorded in the run."""
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -10,74 +9,54 @@ from lm_human_preferences.errors import OptionError
 from lm_human_preferences.labels import label_files, simulated
 from lm_human_preferences.labels.folder import are_line_counts
 from lm_human_preferences.labels.held_out import Labels, split
-from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.plan.phases import TrainReward
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.runs import run_record
 
 
-class TrainingLabels:
-    """Labels that `phase` and the run's later reward models learn from, loaded once."""
+class TrainingLabels(NamedTuple):
+    """Labels {field: (labels, ...)}, lines for the user, and facts for the run's record."""
 
-    def __init__(self, phase: TrainReward, comm: Comm) -> None:
-        self.phase = phase
-        self.settings = phase.settings
-        self.comm = comm
-        self.learned: dict[str, torch.Tensor] = {}  # {field: (num_train, ...)}
-        self.held_out: dict[str, torch.Tensor] | None = None
-        self.notes: list[str] = []  # lines for the user
-        self.are_recorded = False  # whether this process has recorded the labels
-        self._loaded: label_files.LoadedLabels | None = None
-        self._recorded: Mapping[str, Any] = {}  # record of an earlier process, then of this one
-        directory, command = self.settings.run.directory, phase.command.command
-        if phase.run.resume and directory is not None:
-            self._recorded = comm.on_rank_0(
-                lambda: run_record.training(directory, command)['labels']
-            )
-        # A resumed training reads only the answers that were in the folder when it began.
-        lines = self._recorded.get('answers')
-        self._lines = lines if are_line_counts(lines) else None  # {labeller: lines}; None: all
+    learned: Labels
+    held_out: Labels | None
+    notes: list[str]
+    about: dict[str, Any]
 
-    def load(self, encoding: Encoding) -> None:
-        """Load and check the labels, unless `split` makes them from samples of a policy."""
-        if self._loaded is None and not self.settings.labels.are_sampled:
-            self._loaded = label_files.load_labels(self.settings, encoding, self.comm, self._lines)
 
-    def split(self, policy: Policy) -> None:
-        """Hold some labels out; make the labels from samples of `policy` if none are loaded."""
-        if self.learned:
-            return
-        if self._loaded is None:
-            labels = simulated.simulated_labels(self.settings, policy, self.comm)
-            self._loaded = label_files.made_up(labels)
-        tensors = self._loaded.tensors
-        self.learned, self.held_out, notes = split(tensors, self.settings, policy.encoder)
-        self.notes = [*self._loaded.notes, *notes]
+def read(phase: TrainReward, policy: Policy, comm: Comm) -> TrainingLabels:
+    """Load the labels or sample them from `policy`, and hold some out.
 
-    def record(self, is_begun: bool) -> None:
-        """Record the labels; UserError if the resumed training began with different labels."""
-        assert self._loaded is not None, 'see split'
-        labels, loaded = self.settings.labels, self._loaded
-        now = {
-            'source': labels.source,
-            **loaded.about,
-            **counts(self.learned, self.held_out),
-            'digest': loaded.digest,
-        }
-        before = self._recorded
-        self._recorded, self.are_recorded = now, True
-        # Sampling the labels again may change their last digits, and so their digest.
-        is_sampled = labels.are_sampled and before.get('source') == labels.source
-        if is_begun and before and not is_sampled and now['digest'] != before.get('digest'):
-            raise OptionError(
-                labels.option_name('source'),
-                f'{labels.source}: these are not the labels that the run was begun with,'
-                f' {before.get("found")} of {before.get("source")}: restore them, or begin again'
-                ' with --overwrite',
-            )
-        directory = self.settings.run.directory
-        if self.comm.rank == 0 and directory is not None:
-            run_record.write_labels(directory, self.phase.command.command, now)
+    A resumed training learns from the labels with which it began; UserError if they are not there.
+    """
+    settings, labels = phase.settings, phase.settings.labels
+    directory, before = settings.run.directory, {}
+    if phase.run.resume and directory is not None:
+        command = phase.command.command
+        before = comm.on_rank_0(lambda: run_record.training(directory, command)['labels'])
+    if labels.are_sampled:
+        loaded = label_files.made_up(simulated.simulated_labels(settings, policy, comm))
+    else:
+        lines = before.get('answers')  # of a folder, as many as there were
+        lines = lines if are_line_counts(lines) else None
+        encoding = policy.trained_model.encoding
+        loaded = label_files.load_labels(settings, encoding, comm, lines)
+    learned, held_out, notes = split(loaded.tensors, settings, policy.encoder)
+    about = {
+        'source': labels.source,
+        **loaded.about,
+        **counts(learned, held_out),
+        'digest': loaded.digest,
+    }
+    # Sampling the labels again may change their last digits, and so their digest.
+    is_sampled = labels.are_sampled and before.get('source') == labels.source
+    if before and not is_sampled and about['digest'] != before.get('digest'):
+        raise OptionError(
+            labels.option_name('source'),
+            f'{labels.source}: these are not the labels that the run was begun with,'
+            f' {before.get("found")} of {before.get("source")}: restore them, or begin again with'
+            ' --overwrite',
+        )
+    return TrainingLabels(learned, held_out, [*loaded.notes, *notes], about)
 
 
 def counts(learned: Labels, held_out: Labels | None) -> dict[str, int]:

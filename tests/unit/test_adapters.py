@@ -34,7 +34,6 @@ from lm_human_preferences.language.weights import load_parameters
 from lm_human_preferences.plan.making import policy_phase, reward_phase
 from lm_human_preferences.rewards import TrainedRewardModel
 from lm_human_preferences.runs import run_files, run_record
-from lm_human_preferences.trainers.training_labels import TrainingLabels
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import digest_of
 
@@ -598,7 +597,7 @@ def reward_losses(model, lora, ranks=1, settings=None):
         base = TrainedModel(str(model))
         phase = reward_phase(hparams)
         base = shared.Bases().under(base, phase.adapters, hparams.run, 'reward_model', comm)
-        trainer = train_reward.build_trainer(phase, base, comm, TrainingLabels(phase, comm))
+        trainer, _ = train_reward.build_trainer(phase, base, comm)
         network, generator = trainer.reward_model.model, torch.Generator().manual_seed(1)
         torch.nn.init.constant_(network.heads['reward'].w, 0.1)
         for name, parameter in network.named_parameters():

@@ -29,7 +29,6 @@ from lm_human_preferences.plan.making import make_plan, reward_phase
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.rewards import EnsembleReward
 from lm_human_preferences.runs import run_dir, run_record, run_settings
-from lm_human_preferences.trainers.training_labels import TrainingLabels
 from lm_human_preferences.utils.core import set_seed
 
 TRAINING = (
@@ -112,7 +111,7 @@ def test_the_mean_is_measured_by_the_labels_held_out(tmp_path):
     initial = lm_tasks.initial_model('test')
     set_seed(hparams.run.seed, 0)
     phase, comm = reward_phase(hparams), Comm()
-    trainer = train_reward.build_trainer(phase, initial, comm, TrainingLabels(phase, comm))
+    trainer, _ = train_reward.build_trainer(phase, initial, comm)
     model = loading.load_learned(f'{tmp_path}/run', encodings.Test)
     score = reward_on_labels.rewards_by(model)
     expected = predict(score, trainer.held_out, trainer.label_type, 32, Comm())
@@ -195,8 +194,7 @@ def test_all_ranks_begin_with_the_same_networks():
 
     def work(comm):
         start = TrainedModel('test')
-        labels = TrainingLabels(phases[0], comm)
-        trainers = [train_reward.build_trainer(phase, start, comm, labels) for phase in phases]
+        trainers = [train_reward.build_trainer(phase, start, comm)[0] for phase in phases]
         trainers.append(train_policy.build_trainer(policy, start, comm))
         networks = [each for trainer in trainers for each in trainer.networks.values()]
         return [list(network.parameters_by_name().values()) for network in networks]

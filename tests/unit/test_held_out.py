@@ -25,7 +25,6 @@ from lm_human_preferences.labels.report.agreement import clustered_interval
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.plan.making import reward_phase
-from lm_human_preferences.trainers.training_labels import TrainingLabels
 
 PAIRS = label_types.get('best_of_2')
 LETTERS = encodings.Test.get_encoder()
@@ -124,8 +123,7 @@ def test_split_loses_nothing():
 
 def trainer_of(settings):
     phase = reward_phase(resolved('train_reward', 'test', settings))
-    labels = TrainingLabels(phase, Comm())
-    return train_reward.build_trainer(phase, TrainedModel('test'), Comm(), labels)
+    return train_reward.build_trainer(phase, TrainedModel('test'), Comm())[0]
 
 
 def test_of_a_training_held_out_queries_are_in_no_other_label(tmp_path):
