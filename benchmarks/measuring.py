@@ -45,8 +45,7 @@ def machine(size, library=None):
     """The GPU; if there is none, the kind of processor and the library that multiplies on it."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    name = products.name_of(library or library_for(size))
-    return f'{processors.this_processor()}, fp32 by {name}'
+    return f'{processors.this_processor()}, fp32 by {library or library_for(size)}'
 
 
 def matmul_rate(size, rows, dtype):

@@ -14,7 +14,7 @@ from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.adapters.shared import Bases
-from lm_human_preferences.machine import process, processors, products
+from lm_human_preferences.machine import process, products
 from lm_human_preferences.machine.products import Library
 from lm_human_preferences.plan import checks
 from lm_human_preferences.plan.making import LESS_MEMORY, make_plan, policy_phase
@@ -212,16 +212,6 @@ def agree_on_library(n_embd: int, checkpointer: Checkpointer, comm: Comm) -> Lib
     """Return the matrix-product library that all ranks use throughout a run, resumed or not."""
     if default_device().type != 'cpu':
         return 'default'
-    own = {'library': products.choose(n_embd), 'processor': str(processors.this_processor())}
-    of_ranks: list[dict[str, Any]] = comm.all_gather_object(own)
-    begun = checkpointer.products or of_ranks[0]
-    checkpointer.products = begun
-    others = dict.fromkeys(each['processor'] for each in of_ranks)
-    others.pop(begun['processor'], None)
-    if others and comm.rank == 0:
-        announce(
-            f'note: this run began on {begun["processor"]} with products by'
-            f' {products.name_of(begun["library"])}, and goes on with them; on {", ".join(others)}'
-            ' they may be slower, and differ in their last digits'
-        )
-    return begun['library']
+    of_rank_0: Library = comm.all_gather_object(products.choose(n_embd))[0]
+    checkpointer.library = checkpointer.library or of_rank_0
+    return checkpointer.library

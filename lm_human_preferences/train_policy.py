@@ -21,11 +21,12 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import make_score_fn
 from lm_human_preferences.runs import curves, run_files, run_settings
 from lm_human_preferences.trainers.policy_hooks import policy_hooks
-from lm_human_preferences.trainers.policy_trainer import PPOTrainer, Responses
+from lm_human_preferences.trainers.policy_trainer import (
+    AdaptiveKLController as AdaptiveKLController,
+)
+from lm_human_preferences.trainers.policy_trainer import FixedKLController as FixedKLController
+from lm_human_preferences.trainers.policy_trainer import PPOTrainer, Responses, make_kl_controller
 from lm_human_preferences.training import console
-from lm_human_preferences.training.kl_control import AdaptiveKLController as AdaptiveKLController
-from lm_human_preferences.training.kl_control import FixedKLController as FixedKLController
-from lm_human_preferences.training.kl_control import make_kl_controller
 from lm_human_preferences.training.loop import Hook, training_loop
 from lm_human_preferences.utils.core import exact_div
 from lm_human_preferences.utils.logging import Logger, announce

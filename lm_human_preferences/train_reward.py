@@ -4,8 +4,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
 from lm_human_preferences import label_types, lm_tasks, session
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer, variables_of
@@ -13,7 +11,7 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.hparams.reward_options import CommandHParams as HParams
 from lm_human_preferences.hparams.reward_options import CommandRunHParams
 from lm_human_preferences.hparams.reward_options import LabelHParams as LabelHParams
-from lm_human_preferences.labels.held_out import Prediction, predict
+from lm_human_preferences.labels.held_out import Labels, Prediction, predict
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.plan.making import Plan
 from lm_human_preferences.plan.phases import FitHead, TrainReward
@@ -32,7 +30,6 @@ from lm_human_preferences.training.loop import (
     training_loop,
 )
 from lm_human_preferences.training.networks import REWARD_NETWORKS
-from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.utils.core import exact_div, set_seed
 from lm_human_preferences.utils.logging import Logger, announce
 
@@ -142,9 +139,14 @@ def build_trainer(
         reward_model = RewardModel(initial_model)
         comm.broadcast_(reward_model.get_params())
     reward_model.model.gradient_checkpointing = settings.run.gradient_checkpointing
-    logger = logger_of(phase, comm)
     trainer = trainer_of(
-        phase, comm, logger, reward_model, ref_policy, labels.learned, labels.held_out
+        phase,
+        comm,
+        reward_model,
+        ref_policy,
+        labels.learned,
+        held_out=labels.held_out,
+        logger=logger_of(phase, comm),
     )
     return trainer, labels
 
@@ -152,32 +154,27 @@ def build_trainer(
 def trainer_of(
     phase: TrainReward,
     comm: Comm,
-    logger: Logger,
     reward_model: RewardModel,
     ref_policy: Policy,
-    learned: dict[str, torch.Tensor],
-    held_out: dict[str, torch.Tensor] | None,
-    optimizer: Adam | None = None,
+    labels: Labels,
+    **more: Any,
 ) -> RewardModelTrainer:
-    """Return the trainer of a reward model on labels, {field: (labels, ...)}."""
-    settings = phase.settings
+    """Return the trainer of a reward model on labels. more: see RewardModelTrainer."""
     query_sampler = lm_tasks.make_query_sampler(
-        hparams=settings.task,
+        hparams=phase.settings.task,
         encoder=ref_policy.encoder,
         comm=comm,
-        labels=settings.labels.source,
-        batch_size=exact_div(settings.rollout_batch_size, comm.size),
+        labels=phase.settings.labels.source,
+        batch_size=exact_div(phase.settings.rollout_batch_size, comm.size),
     )
     return RewardModelTrainer(
         reward_model=reward_model,
         policy=ref_policy,
         query_sampler=query_sampler,
-        labels=learned,
-        held_out=held_out,
+        labels=labels,
         phase=phase,
-        logger=logger,
         comm=comm,
-        given_optimizer=optimizer,
+        **more,
     )
 
 
@@ -193,9 +190,7 @@ def logger_of(phase: TrainReward, comm: Comm) -> Logger:
     )
 
 
-def _measure_mean(
-    phase: TrainReward, held_out: dict[str, torch.Tensor] | None, step: int, comm: Comm
-) -> Prediction:
+def _measure_mean(phase: TrainReward, held_out: Labels | None, step: int, comm: Comm) -> Prediction:
     """Log and return the accuracy of an ensemble's mean, on rank 0."""
     from lm_human_preferences.reward_sources import loading  # it imports all rewards
 

@@ -75,8 +75,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         self.prefix: str | None = prefix
         self.state: dict[str, Any] = state
         self.seed: int | None = None
-        # Library for matrix products, and processor, with which the run began.
-        self.products: dict[str, Any] = state.get('products', {})
+        self.library: Any = state.get('library')  # for matrix products, with which the run began
         self.saved_step: int | None = None
         self.writing: concurrent.futures.Future[str] | None = None
         self.host_buffers: dict[str, torch.Tensor] = {}
@@ -170,7 +169,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             self.comm.on_rank_0(self.wait)  # the disk may be slow
             position = position or self.position(trainer)
             random = self.comm.all_gather_object(position['random'])
-            state = {**position, 'seed': self.seed, 'products': self.products, 'random': random}
+            state = {**position, 'seed': self.seed, 'library': self.library, 'random': random}
         if self.comm.rank == 0:
             self.wait()
             trainer.logger.flush()

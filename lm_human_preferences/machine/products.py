@@ -59,12 +59,6 @@ def error_of_a_product() -> float:
     return ((a @ b - exact).norm() / exact.norm()).item()
 
 
-def name_of(library: Library) -> str:
-    if library == 'onednn':
-        return 'oneDNN'
-    return 'MKL' if torch.backends.mkl.is_available() else "PyTorch's own products"
-
-
 def note_on_bf16(precision: str) -> str | None:
     """Return a line for the user where bf16 is slower than fp32 on this processor, else None."""
     processor = processors.this_processor()

@@ -97,8 +97,9 @@ class ModelRetrainer(Retrainer):
         reward_model.restart(self.ref_policy.model)
         self.comm.broadcast_(reward_model.get_params())  # each rank has drawn another head
         optimizer.reset()
-        parts = (reward_model, self.ref_policy, labels, None, optimizer)
-        trainer = train_reward.trainer_of(self.phase, self.comm, self.logger, *parts)
+        parts = (reward_model, self.ref_policy, labels)
+        more = {'logger': self.logger, 'given_optimizer': optimizer}
+        trainer = train_reward.trainer_of(self.phase, self.comm, *parts, **more)
         trainer.prepare()
         losses = []
         while trainer.steps_done < trainer.total_steps:

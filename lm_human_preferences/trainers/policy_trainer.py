@@ -13,11 +13,14 @@ import torch
 from lm_human_preferences import ppo
 from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.hparams.algorithm_options import PpoHParams
+from lm_human_preferences.hparams.algorithm_options import (
+    MOST_KL_ERROR,
+    AdaptiveKLParams,
+    PpoHParams,
+)
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.ppo import PART, Rollout, ScoreFn
 from lm_human_preferences.training import precision
-from lm_human_preferences.training.kl_control import KLController
 from lm_human_preferences.training.loop import FailedElsewhere
 from lm_human_preferences.training.micro_batches import concatenate, micro_batches
 from lm_human_preferences.training.networks import (
@@ -31,6 +34,41 @@ from lm_human_preferences.utils.logging import ENDED, LENGTH, VALID, Logger
 
 if TYPE_CHECKING:
     from lm_human_preferences.lm_tasks import QuerySampler
+
+
+class FixedKLController:
+    """Constant KL coefficient."""
+
+    def __init__(self, kl_coef: float) -> None:
+        self.value = kl_coef
+
+    def update(self, current: float, n_steps: int) -> None:
+        """Do nothing: the coefficient is constant."""
+
+
+class AdaptiveKLController:
+    """KL coefficient that adapts, to hold the KL divergence near a target."""
+
+    def __init__(self, init_kl_coef: float, params: AdaptiveKLParams) -> None:
+        self.value = init_kl_coef
+        self.params = params
+
+    def update(self, current: float, n_steps: int) -> None:
+        """Adapt after a step. current: the step's KL in nats. n_steps: its number of episodes."""
+        proportional_error = np.clip(
+            current / self.params.target - 1, -MOST_KL_ERROR, MOST_KL_ERROR
+        )
+        self.value *= float(1 + proportional_error * n_steps / self.params.horizon)
+
+
+KLController = FixedKLController | AdaptiveKLController
+
+
+def make_kl_controller(kl_coef: float, adaptive_kl: AdaptiveKLParams | None) -> KLController:
+    """Return the controller for --rewards.kl_coef and --rewards.adaptive_kl."""
+    if adaptive_kl is None:
+        return FixedKLController(kl_coef)
+    return AdaptiveKLController(kl_coef, adaptive_kl)
 
 
 class Responses(NamedTuple):

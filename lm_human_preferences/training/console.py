@@ -12,7 +12,6 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.hparams.differences import NOT_DECIDED, OF_ONE_START
 from lm_human_preferences.hparams.policy_options import NEW_MODEL
-from lm_human_preferences.runs import run_files
 from lm_human_preferences.runs.run_settings import OWN_REWARD
 from lm_human_preferences.utils import hyperparams, streams
 from lm_human_preferences.utils.hyperparams import HParams
@@ -31,23 +30,18 @@ def dump(hparams: HParams, name: str = 'hparams') -> None:
 
 def show_start(hparams: policy_options.Training, comm: Comm) -> None:
     """Print the command, its ranks, where it saves, and its settings."""
-    run, command = hparams.run, hparams.command
+    run = hparams.run
     device = 'GPU' if torch.cuda.is_available() else 'CPU'
-    ranks = f'{comm.size} ranks on {device}s'
-    if comm.size == 1:
-        ranks = f'1 rank on a {device}'
-    record = None
+    ranks = f'{comm.size} ranks on {device}s' if comm.size > 1 else f'1 rank on a {device}'
     where = 'not saved, because --save_dir is None'
     if run.save_dir is not None:
         where = f'saving to {run.save_dir}'
-        files = run_files.COMMANDS[command]
-        record = f'{files.settings} and {run_files.RECORD} there'
-    log_in_summary(f'{command}: {ranks}, {run.precision}, {where}')
-    show_settings(hparams, record)
+    log_in_summary(f'{hparams.command}: {ranks}, {run.precision}, {where}')
+    show_settings(hparams)
 
 
-def show_settings(hparams: policy_options.Training, record: str | None) -> None:
-    """Print the settings that differ from the defaults. record: the files with all of them."""
+def show_settings(hparams: policy_options.Training) -> None:
+    """Print the settings that differ from the defaults, a paragraph for each group."""
     groups: dict[str, list[str]] = {}
     unchanged = 0
     is_trained_here = hparams.policy is not None and hparams.new_reward_model is not None
@@ -58,24 +52,21 @@ def show_settings(hparams: policy_options.Training, record: str | None) -> None:
         if value == field.default or (value is None and hyperparams.group_class(field.type)):
             unchanged += 1
             continue
-        group = NEW_MODEL if name.startswith(f'{NEW_MODEL}.') else name.partition('.')[0]
-        leaf = name.removeprefix(f'{group}.')
-        if leaf == name:  # train_reward has options without a group
-            group = ''
+        group = name.rpartition('.')[0]
         text = repr(value) if isinstance(value, str) else value
-        groups.setdefault(group, []).append(f'{leaf}={text}')
-    paragraphs = textwrap.TextWrapper(
-        columns(WIDEST) - 1,
-        subsequent_indent='    ',
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+        groups.setdefault(group, []).append(f'{name.removeprefix(f"{group}.")}={text}')
     log_in_summary('settings:')
     for group, settings in groups.items():
-        paragraphs.initial_indent = f'  {group}: ' if group else '  '
-        log_in_summary(*paragraphs.wrap('  '.join(settings)))
-    where = f'{record} hold them all' if record else '--dry_run prints them all'
-    log_in_summary(f'  {unchanged} others have their defaults; {where}')
+        paragraph = textwrap.wrap(
+            '  '.join(settings),
+            columns(WIDEST) - 1,
+            initial_indent=f'  {group}: ' if group else '  ',
+            subsequent_indent='    ',
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        log_in_summary(*paragraph)
+    log_in_summary(f'  {unchanged} others have their defaults; --dry_run prints them all')
 
 
 def announce_next(*lines: str, **commands: str) -> None:

@@ -29,7 +29,7 @@ def test_summary(tmp_path):
     lines = shown.splitlines()
     assert lines[0] == f'train_policy: 1 rank on a CPU, fp32, saving to {tmp_path}/first'
     assert re.search(r'^  ppo: .*total_episodes=320', shown, re.M) and 'hparams:' not in shown
-    assert re.search(r'^  \d+ others .*; train_policy_hparams.json and', shown, re.M)
+    assert re.search(r'^  \d+ others have their defaults; --dry_run', shown, re.M)
     reward_heads, policy_heads = [line.split() for line in lines if line.startswith('     step')]
     assert reward_heads == ['step', 'labels', 'loss', 'labels/s', 'time', 'left']
     assert policy_heads == 'step episodes score KL KL coef loss episodes/s time left'.split()
@@ -65,10 +65,10 @@ def test_a_policy_has_the_task_of_its_reward_model_and_paths_are_quoted(tmp_path
 def test_settings_at_the_width_of_a_terminal(columns, capsys, monkeypatch):
     monkeypatch.setenv('COLUMNS', columns)
     monkeypatch.setattr(logging, '_console', 'summary')
-    console.show_settings(resolved('train_policy', 'descriptiveness'), record=None)
+    console.show_settings(resolved('train_policy', 'descriptiveness'))
     shown = capsys.readouterr().out
     assert "query_dataset='books'" in shown and shown.count('query_length=') == 1
-    assert '  rewards.train_new_model: ' in shown and 'labels.num_train=4992' in shown
+    assert '  rewards.train_new_model.labels: ' in shown and 'num_train=4992' in shown
 
 
 @pytest.mark.parametrize('is_terminal', [False, True])
