@@ -17,7 +17,7 @@ from lm_human_preferences.label_types.base import BAD_KEY, TIE_KEY
 from lm_human_preferences.labels.answers import REASONS, Answer
 from lm_human_preferences.labels.folder import LabelFolder, Question
 from lm_human_preferences.labels.labeller import Labeller, Refused, names_in
-from lm_human_preferences.labels.page.server import LabelServer, missing_tls
+from lm_human_preferences.labels.page.server import LabelServer
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.utils import stop_signals
 from lm_human_preferences.utils.streams import note
@@ -62,8 +62,6 @@ def serve(folder: str, options: LabelHParams) -> None:
     server = LabelServer(folder, names, options.web, note=note)
     with stop_signals.handled(stop_signals.interrupt, *stop_signals.TO_STOP):
         try:
-            if warning := missing_tls(options.web):
-                note(warning)
             width = max(map(len, names))
             for name, link in server.links.items():
                 click.echo(f'{name:{width}}  {link}')
@@ -145,7 +143,7 @@ class Session:
 
     def _ask(self, question: Question) -> None:
         """Show a question until it is answered or skipped, or an earlier answer is taken back."""
-        tokens = self.folder.tokens(question)
+        tokens = question.tokens()
         order = self.labeller.order(question)
         self.pressed = []
         self._show(tokens, order)

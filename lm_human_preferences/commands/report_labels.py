@@ -67,12 +67,13 @@ def _export(folder: LabelFolder, without: Collection[str], path: str, form: str)
     is_text = form == TEXT
     kept = [answer for answer in answers if is_text or answer.value != TIE]
     labels = folder.as_labels(kept, as_text=is_text)
-    inexact = 0
     if form == TOKENS:
         written = [token_ids.marked(label, folder.task['encoding']) for label in labels]
     else:
-        encoder = folder.encoding().get_encoder()
-        written, inexact = token_ids.exported(labels, folder.label_type, encoder)
+        encoding = folder.encoding()
+        written = [
+            token_ids.as_texts(label, folder.label_type, encoding, folder.path) for label in labels
+        ]
     if form == PREFERENCES:
         written = list(token_ids.preferences(written, folder.label_type))
     with about_option('--export'):
@@ -83,8 +84,3 @@ def _export(folder: LabelFolder, without: Collection[str], path: str, form: str)
         name = 'a label file' if form == TOKENS else 'a preference'
         note = token_ids.NO_TIES.format(count=len(answers) - len(kept), form=name)
         click.echo(f'{note}; --export_as text keeps them')
-    if inexact:
-        click.echo(
-            f'note: {inexact} texts would be read as other tokens than these samples have; only'
-            ' --export_as tokens keeps them as they are'
-        )

@@ -20,14 +20,14 @@ OTHER_ROLES = {'human': USER, 'gpt': ASSISTANT}  # roles in ShareGPT files
 _TURN = re.compile(rf'(?:\A|\n\n)({"|".join(ROLES)}): ')
 
 
-class NotTextError(UserError):
-    """Error: a message has a tool call, or a part that is not text."""
+class UnusableError(UserError):
+    """Error: a message is not text, or two answers are to different queries."""
 
 
 def as_plain(value: Any, where: str) -> list[Message] | None:
     """Return the chat messages in a JSON `value`, with texts as contents; None if it has none.
 
-    Contents that are lists of parts are joined; NotTextError for parts that are not texts.
+    Contents that are lists of parts are joined; UnusableError for parts that are not texts.
     """
     messages = [value] if isinstance(value, dict) else value
     if not isinstance(messages, list) or not messages:
@@ -37,7 +37,7 @@ def as_plain(value: Any, where: str) -> list[Message] | None:
         if not isinstance(message, dict) or not isinstance(message.get('role'), str):
             return None
         if message.get('tool_calls') or message.get('function_call'):
-            raise NotTextError(f'{where}: a message has a call of a tool, which is not text')
+            raise UnusableError(f'{where}: a message has a call of a tool, which is not text')
         content = message.get('content')
         if isinstance(content, list):
             content = ''.join(_text_of_part(part, where) for part in content)
@@ -61,7 +61,7 @@ def _text_of_part(part: Any, where: str) -> str:
     text = part.get('text') if isinstance(part, dict) else part
     is_text = not isinstance(part, dict) or part.get('type', 'text') == 'text'
     if not is_text or not isinstance(text, str):
-        raise NotTextError(f'{where}: a message has a part that is not text')
+        raise UnusableError(f'{where}: a message has a part that is not text')
     return text
 
 

@@ -28,7 +28,7 @@ LARGEST = (2 - 2**-23) * 2.0**127  # largest answer, as tensors of answers are f
 class Control:
     """Control by which a labeller answers, in a terminal and on the page."""
 
-    template: str  # in page.html: 'choose' and 'order' have buttons, 'scale' a row of numbers
+    template: str  # in page.html: 'choose' has a button for each sample, 'scale' a row of numbers
     choices: int  # how many numbers there are to choose from
     meaning: str  # what the numbers stand for, in help texts
     keys: int = 1  # how many different numbers to press for an answer

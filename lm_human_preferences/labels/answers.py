@@ -55,8 +55,7 @@ def question_id(tokens: Mapping[str, Sequence[int]]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-# {attribute of Answer: its field in a line of the file}
-_FIELDS = {
+_FIELDS = {  # {attribute of Answer: its field in a line of the file}
     'uuid': 'answer',
     'question': 'question',
     'reason': 'skip',
@@ -67,6 +66,18 @@ _FIELDS = {
     'is_imported': IMPORTED,
     'is_simulated': SIMULATED,
     'given_id': GIVEN_ID,
+}
+_OPTIONAL = {'skip': None, BAD: False, IMPORTED: False, SIMULATED: False, GIVEN_ID: None}
+GIVEN_IDS = int | str | None  # types that an id may have
+_SCHEMA = {
+    'answer': str,
+    'question': str,
+    'skip': str | None,
+    'order': [COUNT],
+    BAD: bool,
+    IMPORTED: bool,
+    SIMULATED: bool,
+    GIVEN_ID: GIVEN_IDS,
 }
 
 
@@ -86,28 +97,30 @@ class Answer:
     is_imported: bool = False  # whether the answer was given in another tool
     is_simulated: bool = False  # whether a simulated labeller gave the answer
     given_id: int | str | None = None  # id that the imported label had in its file
+    line: int = dataclasses.field(default=0, compare=False)  # number of its line in the file
 
     @classmethod
-    def of_record(cls, record: dict[str, Any], labeller: str, label_type: LabelType) -> Answer:
-        """Parse a line of a file of answers; TypeError or ValueError if it is no valid answer."""
+    def of_record(
+        cls, record: dict[str, Any], labeller: str, label_type: LabelType, line: int
+    ) -> Answer:
+        """Parse a line of a file of answers; ValueError if it is no valid answer."""
+        record = {**_OPTIONAL, **record}
         field, value = label_type.field, record.get(label_type.field)
         is_whole = (
-            matches_schema(record, {'answer': str, 'question': str, 'order': [COUNT]})
+            matches_schema(record, _SCHEMA)
             and sorted(record['order']) == list(range(len(label_type.samples)))
             and all(is_number(record.get(name)) for name in ('seconds', 'time'))
-            and all(type(record.get(name, False)) is bool for name in (BAD, IMPORTED, SIMULATED))
-            and (value is not None or isinstance(record.get('skip'), str))
+            and (value is not None or record['skip'] is not None)
         )
         if not is_whole:
             raise ValueError(f'{field} or skip is missing, or another field is not of its kind')
         if value is not None and not label_type.is_valid(value):
             raise ValueError(f'{field} must be {label_type.expected}, not {value!r:.80}')
-        if record.get(BAD) and value != TIE:
+        if record[BAD] and value != TIE:
             raise ValueError(f'{BAD} must be beside {field} {TIE!r}')
-        check_given_id(record.get(GIVEN_ID))
-        given = {name: record[field] for name, field in _FIELDS.items() if field in record}
+        given = {name: record[field] for name, field in _FIELDS.items()}
         given['order'] = tuple(record['order'])
-        return cls(labeller=labeller, value=value, **given)
+        return cls(labeller=labeller, value=value, line=line, **given)
 
     def record(self, label_type: LabelType) -> dict[str, Any]:
         """Return {field: value} for a line of the file of answers, which `of_record` parses."""
@@ -124,85 +137,49 @@ class Answer:
         return self.time, self.labeller, self.question
 
 
-class AnswerLog:
+class AnswerLog(json_lines.Reader):
     """Answers in the file of one labeller, up to the last line that `refresh` has read.
 
-    givers: {uuid of an answer: labeller}, shared by all files: no answer may be in two of them.
+    given: {uuid: answer} of all files, shared: no answer may be in two of them.
     """
 
     def __init__(
         self,
         path: str,
         label_type: LabelType,
-        givers: dict[str, str],
+        given: dict[str, Answer],
         most_lines: int | None = None,
     ) -> None:
-        self.label_type, self.givers = label_type, givers
+        super().__init__(path, most_lines)
+        self.label_type, self.given = label_type, given
         self.labeller = os.path.basename(path).removesuffix('.jsonl')
-        self.reader = json_lines.Reader(path, most_lines)
-        self.uuids: dict[str, Answer] = {}  # {uuid: answer}, including answers that were taken back
-        self.line_of: dict[str, int] = {}  # {uuid: number of the answer's line, from 1}
-        # {id of a question: answers to it, oldest first, except answers that were taken back}
-        self.by_question: dict[str, list[Answer]] = {}
-        self.taken_back: set[str] = set()
-        self.last_time = 0.0  # time of the latest answer
+        self.kept: dict[str, Answer] = {}  # {uuid: answer}, without those that were taken back
+        self.last: dict[str, Answer] = {}  # {question: the last of `kept` to it}
 
     def refresh(self) -> None:
         """Read the lines that were added to the file since the last call."""
-        for where, record in self.reader.new_records():
+        for where, record in self.new_records():
             if 'undo' in record:
-                self._take_back(record['undo'], where)
+                self._take_back(str(record['undo']), where)
             else:
                 self._add(record, where)
 
     def _add(self, record: dict[str, Any], where: str) -> None:
         try:
-            answer = Answer.of_record(record, self.labeller, self.label_type)
-        except (TypeError, ValueError) as e:
+            answer = Answer.of_record(record, self.labeller, self.label_type, self.lines)
+        except ValueError as e:
             raise UserError(
                 f'{where} is not an answer of the type {self.label_type.name}: {e}'
             ) from e
-        if answer.uuid in self.givers:
+        if answer.uuid in self.given:
             raise UserError(
-                f'{where} repeats an answer of {self.givers[answer.uuid]}: one of the two is a'
-                ' copy; take it out of the folder'
+                f'{where} repeats an answer of {self.given[answer.uuid].labeller}: one of the two'
+                ' is a copy; take it out of the folder'
             )
-        self.givers[answer.uuid] = self.labeller
-        self.uuids[answer.uuid] = answer
-        self.line_of[answer.uuid] = self.reader.lines
-        self.by_question.setdefault(answer.question, []).append(answer)
-        self.last_time = max(self.last_time, answer.time)
+        self.given[answer.uuid] = self.kept[answer.uuid] = self.last[answer.question] = answer
 
-    def _take_back(self, uuid: Any, where: str) -> None:
-        answer = self.uuids.get(uuid) if isinstance(uuid, str) else None
-        if answer is None or uuid in self.taken_back:
-            raise UserError(
-                f'{where} takes back the answer {printable(str(uuid)):.80}, which is not there'
-            )
-        self.taken_back.add(answer.uuid)
-        self.by_question[answer.question].remove(answer)
-        if not self.by_question[answer.question]:
-            del self.by_question[answer.question]
-
-    def last(self) -> Answer | None:
-        """Return the last answer that has not been taken back."""
-        for uuid, answer in reversed(self.uuids.items()):
-            if uuid not in self.taken_back:
-                return answer
-        return None
-
-    def last_answers(self) -> list[Answer]:
-        """Return the last answer, or skip, to each question."""
-        return [answers[-1] for answers in self.by_question.values()]
-
-    def answer_to(self, question: str) -> Answer | None:
-        """Return the last answer, or skip, to a question; None if there is neither."""
-        answers = self.by_question.get(question)
-        return answers[-1] if answers else None
-
-
-def check_given_id(value: Any) -> None:
-    """Raise TypeError unless `value` is None or can be an id: an integer or a line of text."""
-    is_line = isinstance(value, str) and value.isprintable()
-    if value is not None and type(value) is not int and not is_line:
-        raise TypeError(f'id must be a whole number or a line of text, not {value!r:.80}')
+    def _take_back(self, uuid: str, where: str) -> None:
+        if uuid not in self.kept:
+            raise UserError(f'{where} takes back the answer {printable(uuid):.80}: it is not there')
+        del self.kept[uuid]
+        self.last = {answer.question: answer for answer in self.kept.values()}

@@ -10,6 +10,7 @@ answered a question twice, the last answer counts.
 
 from __future__ import annotations
 
+import array
 import dataclasses
 import json
 import math
@@ -28,14 +29,15 @@ from lm_human_preferences.labels.answers import (
     BAD,
     GIVEN_BY,
     GIVEN_ID,
+    GIVEN_IDS,
     ID,
     Answer,
     AnswerLog,
-    check_given_id,
     files_of,
     question_id,
 )
 from lm_human_preferences.labels.task_file import FORMAT, check_same_task, label_type_of, read_task
+from lm_human_preferences.labels.texts.token_ids import check_ids
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.runs.run_files import ANSWERS, LABELLER, QUESTIONS, TASK, USED
@@ -46,25 +48,37 @@ from lm_human_preferences.utils.terminal import printable
 TRAIN, VALIDATION, GOLD = 'train', 'validation', 'gold'
 EVERYBODY = 1_000_000  # value of `labellers` for questions that everybody is asked
 RETIRED_AFTER = 2  # number of skips after which a question is not asked any more
-_TOKENS = b', "query": '  # precedes the token ids in a line of questions.jsonl
-_QUESTION = {'id': str, 'kind': str, 'labellers': COUNT, 'part': str, 'texts_read': COUNT}
+_OPTIONAL = {'episode': None, 'gold': None, GIVEN_ID: None}
+_SCHEMA = {
+    'id': str,
+    'kind': str,
+    'labellers': COUNT,
+    'part': str,
+    'texts_read': COUNT,
+    'episode': int | None,
+    GIVEN_ID: GIVEN_IDS,
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A question without its token ids, which LabelFolder.tokens reads."""
+    """A question about responses to a query."""
 
     id: str
     kind: str
     labellers: int  # number of labellers who should answer it
-    policies: tuple[str, ...]  # policy, or file, that each sample is from
-    weights: tuple[str, ...]  # digest of each policy's weights; '' if unknown
+    policies: list[str]  # policy, or file, that each sample is from
+    weights: list[str]  # digest of each policy's weights; '' if unknown
     part: str  # split of the data set that the query is from
     texts_read: int  # number of texts of the split that were read up to the query
     episode: int | None  # episodes that the policy had trained for; None if not asked by a training
-    span: tuple[int, int]  # (offset, length) in bytes of its line in questions.jsonl
+    ids: dict[str, array.array[int]]  # token ids of the query and of each sample
     gold: Value | None = None  # known answer of a gold question
     given_id: int | str | None = None  # id of the label that the question was imported from
+
+    def tokens(self) -> dict[str, list[int]]:
+        """Return {field: token ids} of the query and the samples."""
+        return {field: ids.tolist() for field, ids in self.ids.items()}
 
     def is_retired(self, answers: Sequence[Answer]) -> bool:
         """Return whether enough of `answers` are skips; a gold question never retires."""
@@ -97,65 +111,51 @@ class LabelFolder:
         self.samples = self.label_type.samples
         self.questions: dict[str, Question] = {}
         self.logs: dict[str, AnswerLog] = {}
-        self._givers: dict[str, str] = {}  # see AnswerLog
+        self.given: dict[str, Answer] = {}  # see AnswerLog
         self._reader = json_lines.Reader(os.path.join(path, QUESTIONS))
         self.refresh()
 
     def encoding(self) -> Encoding:
-        """Return the encoding of the folder's token ids; UserError if it is unknown."""
-        return tokenisers.find(self.task['encoding'], self.path)
+        """Return the encoding of the folder; UserError if it is unknown, or lacks a token id."""
+        encoding = tokenisers.find(self.task['encoding'], self.path)
+        for question in self.questions.values():
+            for field, ids in question.ids.items():
+                where = f'{self.path}, question {printable(question.id)}, field {field!r}'
+                check_ids(ids.tolist(), encoding, where)
+        return encoding
 
     def refresh(self) -> None:
         """Read the questions and answers that were added; UserError if they cannot be read."""
         # Answers before questions: so each answer's question has been written, and is read below.
         for file in files_of(os.path.join(self.path, ANSWERS)):
-            name, lines = file.stem, self.lines
-            if not LABELLER.fullmatch(name) or (lines is not None and name not in lines):
+            name = file.stem
+            if not LABELLER.fullmatch(name) or (self.lines is not None and name not in self.lines):
                 continue
             if name not in self.logs:
-                most_lines = None if lines is None else lines[name]
-                self.logs[name] = AnswerLog(str(file), self.label_type, self._givers, most_lines)
+                most = None if self.lines is None else self.lines[name]
+                self.logs[name] = AnswerLog(str(file), self.label_type, self.given, most)
             self.logs[name].refresh()
         self.logs = dict(sorted(self.logs.items()))
-        for begin, line in self._reader.new_lines():
-            question = _parse_question(line, begin, self._reader.where(), self.label_type)
+        for where, record in self._reader.new_records():
+            try:
+                question = _parse_question(record, self.label_type)
+            except (OverflowError, TypeError, ValueError) as e:
+                raise UserError(f'{where} is not a question: {e}') from e
             self.questions[question.id] = question
         for log in self.logs.values():
-            for unknown in log.by_question.keys() - self.questions.keys():
+            for unknown in log.last.keys() - self.questions.keys():
                 raise UserError(
-                    f'{log.reader.path} answers the question {printable(unknown):.80}, which is not'
-                    f' in {self._reader.path}'
+                    f'{log.path} answers the question {printable(unknown):.80}, which is not in'
+                    f' {self._reader.path}'
                 )
-
-    def tokens(self, question: Question) -> dict[str, list[int]]:
-        """Read {field: token ids} of a question's query and samples; UserError if damaged."""
-        begin, length = question.span
-        path = self._reader.path
-        with (
-            os_errors_as(f'{path} cannot be read'),
-            open(path, 'rb', opener=storage.open_nofollow) as file,
-        ):
-            file.seek(begin)
-            line = file.read(length)
-        where = f'{path}, question {printable(question.id)}'
-        record = json_lines.parse(line, where)
-        # Any: a missing or malformed field changes the digest, which is checked below.
-        tokens: dict[str, Any] = {field: record.get(field) for field in ['query', *self.samples]}
-        if question_id(tokens) != question.id:
-            raise UserError(f'{where} is damaged: its id is not that of its tokens')
-        return tokens
 
     def count(self, kind: str) -> int:
         return sum(question.kind == kind for question in self.questions.values())
 
     def answers_to(self, question: Question, without: Collection[str] = ()) -> list[Answer]:
         """Return the last answer, or skip, of each labeller except `without` to a question."""
-        found = []
-        for name, log in self.logs.items():
-            answer = log.answer_to(question.id)
-            if answer is not None and name not in without:
-                found.append(answer)
-        return found
+        logs = [log for name, log in self.logs.items() if name not in without]
+        return [log.last[question.id] for log in logs if question.id in log.last]
 
     def is_open_for(self, question: Question, labeller: str) -> bool:
         """Return whether a labeller should be asked a question."""
@@ -196,7 +196,7 @@ class LabelFolder:
         """
         for answer in answers:
             question = self.questions[answer.question]
-            label: dict[str, Any] = dict(self.tokens(question))
+            label: dict[str, Any] = dict(question.tokens())
             label[self.label_type.field] = answer.value
             for given_id in (question.given_id, answer.given_id):
                 if given_id is not None:
@@ -209,12 +209,12 @@ class LabelFolder:
 
     def time_of_next_answer(self) -> float:
         """Return the time in seconds since 1970, raised if needed above that of every answer."""
-        latest = max((log.last_time for log in self.logs.values()), default=0.0)
+        latest = max((answer.time for answer in self.given.values()), default=0.0)
         return max(time.time(), math.nextafter(latest, sys.float_info.max))
 
     def lines_read(self) -> dict[str, int]:
         """Return {labeller: number of lines read}; given as `lines`, it restores this state."""
-        return {name: log.reader.lines for name, log in self.logs.items()}
+        return {name: log.lines for name, log in self.logs.items()}
 
     def lines_used(self, labeller: str) -> int:
         """Return how many lines of a labeller a training has used: their answers must stay."""
@@ -238,30 +238,22 @@ def parse_names(names: str | None) -> tuple[str, ...]:
     return tuple(map(str.strip, names.split(','))) if names else ()
 
 
-def _parse_question(line: bytes, begin: int, where: str, label_type: LabelType) -> Question:
-    """Parse a line of questions.jsonl except its token ids, which is 8 times as fast."""
-    head, found, _ = line.partition(_TOKENS)
-    record = json_lines.parse(head + b'}' if found else line, where)
-    try:
-        gold, samples = record.get('gold'), [str] * len(label_type.samples)
-        weights = record.get('weights', [''] * len(samples))
-        schema = {**_QUESTION, 'policies': tuple(samples)}
-        if not (matches_schema(record, schema) and matches_schema(weights, tuple(samples))):
-            raise ValueError('a field is missing, or not of its kind')
-        if gold is not None and not label_type.is_valid(gold):
-            raise ValueError(f'gold must be {label_type.expected}, not {gold!r:.80}')
-        check_given_id(record.get(GIVEN_ID))
-    except (TypeError, ValueError) as e:
-        raise UserError(f'{where} is not a question: {e}') from e
-    return Question(
-        **{name: record[name] for name in _QUESTION},
-        policies=tuple(record['policies']),
-        weights=tuple(weights),
-        episode=record.get('episode'),
-        span=(begin, len(line)),
-        gold=gold,
-        given_id=record.get(GIVEN_ID),
-    )
+def _parse_question(record: dict[str, Any], label_type: LabelType) -> Question:
+    """Parse a line of questions.jsonl; OverflowError, TypeError or ValueError if it is not one."""
+    count = len(label_type.samples)
+    record = {**_OPTIONAL, 'weights': [''] * count, **record}
+    of_each_sample = (str,) * count
+    schema = {**_SCHEMA, 'policies': of_each_sample, 'weights': of_each_sample}
+    if not matches_schema(record, schema):
+        raise ValueError('a field is missing, or not of its kind')
+    gold = record['gold']
+    if gold is not None and not label_type.is_valid(gold):
+        raise ValueError(f'gold must be {label_type.expected}, not {gold!r:.80}')
+    tokens = {field: record.get(field) for field in ('query', *label_type.samples)}
+    if question_id(tokens) != record['id']:
+        raise ValueError('its id is not that of its tokens')
+    ids = {field: array.array('i', given) for field, given in tokens.items()}
+    return Question(**{name: record[name] for name in schema}, gold=gold, ids=ids)
 
 
 class QuestionWriter(json_lines.Writer):
@@ -291,7 +283,7 @@ class QuestionWriter(json_lines.Writer):
         self, questions: Iterable[dict[str, list[int]]], headers: Iterable[Mapping[str, Any]]
     ) -> None:
         """Write questions {field: token ids}, with their other fields in `headers`, to the disk."""
-        self.append(  # the tokens last: _parse_question skips them
+        self.append(
             {'id': question_id(tokens), **header, **tokens}
             for tokens, header in zip(questions, headers, strict=True)
         )

@@ -1,11 +1,12 @@
 """Held-out labels, and how well a reward model predicts them.
 
 A digest of a query's text decides whether all labels about this query are held out, so the choice
-is the same on every rank, in every run, and after labels were added. Labels without a query are
-held out together if they share a response.
+is the same on every rank, in every run, and after labels were added. Labels without a query, or
+with one that all labels have, are held out together if they share a response.
 """
 
 import dataclasses
+import functools
 import hashlib
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -27,67 +28,51 @@ Labels = dict[str, torch.Tensor]
 Rewards = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def is_held_out(
-    labels: Labels, label_type: LabelType, share: float, encoder: Encoder
-) -> torch.Tensor:
-    """Return a mask, bool (labels,), of the labels {field: (labels, ...)} that are held out.
-
-    share: fraction of the queries to hold out.
-    """
-    mask = []
-    for subject in _subjects(labels, label_type, encoder):
-        # A number from 0 to 1 that looks random, but depends only on the subject.
-        digest = hashlib.sha256(b'held out' + subject.encode(errors='replace')).digest()
-        mask.append(int.from_bytes(digest[:6], 'big') / 2**48 < share)
-    return torch.tensor(mask, dtype=torch.bool)
-
-
 def subjects_of(labels: Labels, label_type: LabelType, encoder: Encoder) -> torch.Tensor:
     """Return numbers, int64 (labels,), equal for labels that cross-validation leaves out together.
 
-    These have the same query or, if all labels have one and the same query, share responses.
+    These have the same query or, if it is empty or all labels have it, share responses.
     """
-    subjects = _subjects(labels, label_type, encoder)
-    if len(set(subjects)) == 1:
-        of_none = torch.full_like(labels['query'], encoder.padding_token)
-        subjects = _subjects({**labels, 'query': of_none}, label_type, encoder)
-    return torch.tensor(_numbered(subjects))
+    return _numbered(_subjects(labels, label_type, functools.partial(_text, encoder=encoder)))
 
 
-def _numbered(subjects: Sequence[str]) -> list[int]:
+def _numbered(subjects: Sequence[str]) -> torch.Tensor:
     numbers = {subject: number for number, subject in enumerate(dict.fromkeys(subjects))}
-    return [numbers[subject] for subject in subjects]
+    return torch.tensor([numbers[subject] for subject in subjects])
 
 
-def _subjects(labels: Labels, label_type: LabelType, encoder: Encoder) -> list[str]:
-    """Return the subject of each label: its query or, for an empty query, what _connected gives."""
-    found, without = [], []
-    for row in range(len(labels['query'])):
-        query = _text(labels['query'][row], encoder)
-        found.append(query)
-        if not query:
-            without.append([_text(labels[sample][row], encoder) for sample in label_type.samples])
-    connected = iter(_connected(without))
-    return [query or f'\0{next(connected)}' for query in found]
+def _subjects(
+    labels: Labels, label_type: LabelType, name_of: Callable[[torch.Tensor], str]
+) -> list[str]:
+    """Return a name of each label's subject. name_of: function from tokens to a name."""
+    queries = [name_of(query) for query in labels['query']]
+    is_one = len(set(queries)) == 1
+    names = []
+    for row, query in enumerate(queries):
+        if is_one or not query:
+            names.append([name_of(labels[sample][row]) for sample in label_type.samples])
+        else:
+            names.append([query])
+    return _connected(names)
 
 
-def _connected(samples: Sequence[Sequence[str]]) -> list[str]:
-    """Return the group of each label, named by its alphabetically first response.
+def _connected(names: Sequence[Sequence[str]]) -> list[str]:
+    """Return the group of each label, named by the alphabetically first name in it.
 
-    samples: responses of each label. Labels that share a response are in the same group: those of
-    one ranking, for example, say something about each other.
+    Labels that share a name are in the same group: those of one ranking, for example, share
+    responses, and say something about each other.
     """
     roots: dict[str, str] = {}
 
-    def root(response: str) -> str:
-        while roots.setdefault(response, response) != response:
-            response = roots[response]
-        return response
+    def root(name: str) -> str:
+        while roots.setdefault(name, name) != name:
+            name = roots[name]
+        return name
 
-    for of_label in samples:
+    for of_label in names:
         first, *others = sorted(map(root, of_label))
         roots.update(dict.fromkeys(others, first))
-    return [root(of_label[0]) for of_label in samples]
+    return [root(of_label[0]) for of_label in names]
 
 
 def _text(tokens: torch.Tensor, encoder: Encoder) -> str:
@@ -104,8 +89,13 @@ def _text(tokens: torch.Tensor, encoder: Encoder) -> str:
 def parted(
     labels: Labels, label_type: LabelType, share: float, encoder: Encoder
 ) -> tuple[Labels, Labels]:
-    """Split labels into (held-out labels, other labels). share: fraction to hold out."""
-    mask = is_held_out(labels, label_type, share, encoder)
+    """Split labels into (held-out labels, other labels). share: fraction of the queries."""
+    chosen = []
+    for subject in _subjects(labels, label_type, functools.partial(_text, encoder=encoder)):
+        # A number from 0 to 1 that looks random, but depends only on the subject.
+        digest = hashlib.sha256(b'held out' + subject.encode(errors='replace')).digest()
+        chosen.append(int.from_bytes(digest[:6], 'big') / 2**48 < share)
+    mask = torch.tensor(chosen, dtype=torch.bool)
     held_out = {field: values[mask] for field, values in labels.items()}
     return held_out, {field: values[~mask] for field, values in labels.items()}
 
@@ -117,21 +107,18 @@ def split(
 
     UserError if none are left to learn from.
     """
-    if settings.labels.held_out == 0:
+    share = settings.labels.held_out
+    if share == 0:
         return labels, None, []
-    label_type = label_types.get(settings.labels.type)
-    held_out, train = parted(labels, label_type, settings.labels.held_out, encoder)
+    held_out, train = parted(labels, label_types.get(settings.labels.type), share, encoder)
     count, left = len(held_out['query']), len(train['query'])
     if left == 0:
         raise UserError(
             f'{settings.labels.setting("held_out")} leaves none of {count} labels to train on:'
             ' collect more of them, about other queries, or hold fewer out'
         )
-    queries = [len(part['query'].unique(dim=0)) for part in (held_out, labels)]
-    note = (
-        f'Held out: {count} of {count + left} labels; training on {left} ({queries[0]} of'
-        f' {queries[1]} queries are held out)'
-    )
+    queries = len(held_out['query'].unique(dim=0))
+    note = f'Held out: {count} of {count + left} labels ({queries} queries); training on {left}'
     return train, held_out, [note]
 
 
@@ -144,8 +131,7 @@ class Prediction:
     accuracy: float | None  # fraction of labels predicted right; None for ratings
     effective: float  # independent labels that tell as much, see agreement.effective_answers
     chance: float | None  # accuracy of guessing
-    agreement: float  # the accuracy, or the correlation of rewards with ratings
-    is_undefined: bool = False  # no correlation, as all rewards or all ratings are equal
+    agreement: float | None  # the accuracy, or the correlation of rewards with ratings, if any
     is_cross_validated: bool = False  # by heads that were fitted to the other labels
     is_learned: bool = False  # whether the model may have learned from these labels
 
@@ -157,15 +143,17 @@ class Prediction:
 
     def statistics(self) -> dict[str, float]:
         """Return {name: number} for TensorBoard."""
-        numbers = {'agreement': self.agreement}
+        numbers = {}
         if self.accuracy is not None:
-            numbers = {'accuracy': self.accuracy}
+            numbers['accuracy'] = self.accuracy
+        elif self.agreement is not None:
+            numbers['agreement'] = self.agreement
         if self.interval() is not None:
             numbers['effective_labels'] = self.effective
         return numbers
 
     def __str__(self) -> str:
-        if self.is_undefined:
+        if self.agreement is None:
             return f'no correlation with {self.labels} labels: rewards or labels are all the same'
         found, chance = f'correlation {self.agreement:.3f} with {self.labels} labels', ''
         if self.accuracy is not None and self.chance is not None:
@@ -184,12 +172,16 @@ def predict(
 ) -> Prediction | None:
     """Measure how well rewards predict labels, ties left out, on all ranks; None without labels."""
     labels = label_type.without_ties(labels)
-    own = {field: values[comm.rank :: comm.size] for field, values in labels.items()}
-    shares = comm.all_gather_object(rewards_of(get_rewards, own, label_type, batch_size))
-    count = len(labels['query'])
+    count, samples = len(labels['query']), label_type.samples
+    own = [torch.empty(0, len(samples))]
+    mine = torch.arange(count)[comm.rank :: comm.size]
+    for rows in mine.split(batch_size) if len(mine) else ():
+        responses = torch.stack([labels[sample][rows] for sample in samples], dim=1)
+        own.append(get_rewards(labels['query'][rows], responses).float().cpu())
+    shares = comm.all_gather_object(torch.cat(own))
     if count == 0:
         return None
-    rewards = torch.empty(count, len(label_type.samples))
+    rewards = torch.empty(count, len(samples))
     for rank, share in enumerate(shares):
         rewards[rank :: comm.size] = share
     return prediction_of(rewards, labels, label_type)
@@ -198,22 +190,17 @@ def predict(
 def prediction_of(rewards: torch.Tensor, labels: Labels, label_type: LabelType) -> Prediction:
     """Measure how well finite `rewards (labels, n samples)` predict labels, none of them ties."""
     check_finite(rewards.flatten().tolist())
+    query_of = _numbered(_subjects(labels, label_type, lambda tokens: str(tokens.tolist())))
     right = label_type.is_right(rewards, labels)
-    query_of = torch.unique(labels['query'], dim=0, return_inverse=True)[1]
-    if query_of.max() == 0:  # all labels have the same query, perhaps an empty one
-        samples = zip(*(labels[sample].tolist() for sample in label_type.samples), strict=True)
-        connected = _connected([list(map(str, each)) for each in samples])
-        query_of = torch.tensor(_numbered(connected))
-    accuracy, effective, is_undefined = None, 0.0, False
+    found, accuracy, effective = None, None, 0.0
     if right is None:
         if len(label_type.samples) > 1:
             label_type.lacks('is_right')
         rated, values = rewards[:, 0], labels[label_type.field]
-        measured = pearson_r(values, rated).nan_to_num(0.0).item()
-        for each in (rated, values):
-            is_undefined |= bool(each.max() - each.min() <= 1e-6 * each.abs().max())
+        if all(each.max() - each.min() > 1e-6 * each.abs().max() for each in (rated, values)):
+            found = pearson_r(values, rated).nan_to_num(0.0).item()
     else:
-        measured = accuracy = right.double().mean().item()
+        found = accuracy = right.double().mean().item()
         of_queries = torch.bincount(query_of, weights=right.double())
         effective = agreement.effective_answers(
             of_queries.tolist(), torch.bincount(query_of).tolist()
@@ -224,18 +211,5 @@ def prediction_of(rewards: torch.Tensor, labels: Labels, label_type: LabelType) 
         accuracy=accuracy,
         effective=effective,
         chance=label_type.chance,
-        agreement=0.0 if is_undefined else measured,
-        is_undefined=is_undefined,
+        agreement=found,
     )
-
-
-def rewards_of(
-    get_rewards: Rewards, labels: Labels, label_type: LabelType, batch_size: int
-) -> torch.Tensor:
-    """Return rewards (labels, n samples) of all samples, on the CPU."""
-    found = [torch.empty(0, len(label_type.samples))]
-    for start in range(0, len(labels['query']), batch_size):
-        rows = slice(start, start + batch_size)
-        responses = torch.stack([labels[sample][rows] for sample in label_type.samples], dim=1)
-        found.append(get_rewards(labels['query'][rows], responses).float().cpu())
-    return torch.cat(found)

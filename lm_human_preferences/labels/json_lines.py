@@ -2,7 +2,6 @@
 
 import errno
 import json
-import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
@@ -23,8 +22,8 @@ class Reader:
         self.most_lines = most_lines
         self.offset = self.lines = 0
 
-    def new_lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield (offset in bytes, line with its end) for each line added since the last call."""
+    def new_records(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield ('FILE, line N' for messages, object) for each line added since the last call."""
         if not os.path.lexists(self.path):
             return
         with (
@@ -35,24 +34,14 @@ class Reader:
             for line in file:
                 if self.lines == self.most_lines or not line.endswith(b'\n'):
                     return
-                begin = self.offset
                 self.offset += len(line)
                 self.lines += 1
-                yield begin, line
-
-    def new_records(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield ('FILE, line N' for messages, object) for each line added since the last call."""
-        for _, line in self.new_lines():
-            yield self.where(), parse(line, self.where())
-
-    def where(self) -> str:
-        """Return 'FILE, line N' for the last line that was read, for error messages."""
-        return f'{self.path}, line {self.lines}'
+                where = f'{self.path}, line {self.lines}'
+                yield where, as_object(storage.parse_json(line, where, names_once=True), where)
 
 
-def parse(line: bytes, where: str) -> dict[str, Any]:
-    """Parse a line with a JSON object; UserError, which names `where`, for anything else."""
-    value = storage.parse_json(line, where, names_once=True)
+def as_object(value: Any, where: str) -> dict[str, Any]:
+    """Return a JSON value if it is an object; otherwise UserError, which names `where`."""
     if not isinstance(value, dict):
         raise UserError(f'{where} is a {type(value).__name__}, not an object')
     return value
@@ -80,19 +69,14 @@ class Writer:
                 self.file = storage.open_locked(path, 'ab+', opener=opener)
             except BlockingIOError:
                 raise UserError(in_use) from None
-            self._drop_torn_line()
+            self.file.seek(0)
+            content = self.file.read()
+            end = content.rfind(b'\n') + 1
+            if end < len(content):
+                self.file.truncate(end)
+                os.fsync(self.file.fileno())
             if is_new:
                 storage.sync_directory(os.path.dirname(path))
-
-    def _drop_torn_line(self) -> None:
-        size = os.fstat(self.file.fileno()).st_size
-        if size == 0:
-            return
-        with mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            end = content.rfind(b'\n') + 1
-        if end < size:
-            self.file.truncate(end)
-            os.fsync(self.file.fileno())
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append a line for each record, all or none, and wait until they are on the disk."""

@@ -82,7 +82,7 @@ class Labeller(Writer):
 
     def done(self) -> int:
         """Return the number of questions that this labeller has answered or skipped."""
-        return len(self.log.by_question)
+        return len(self.log.last)
 
     def order(self, question: Question) -> tuple[int, ...]:
         """Return the indices of a question's samples in the order in which they are shown."""
@@ -116,7 +116,7 @@ class Labeller(Writer):
             is_bad=is_bad,
             is_simulated=simulated,
         )
-        if answer.uuid in self.log.givers or self.log.answer_to(question.id) is not None:
+        if answer.uuid in self.folder.given or question.id in self.log.last:
             raise Refused(f'{self.name} has answered this question already')
         self.add([answer])
         return answer
@@ -127,10 +127,13 @@ class Labeller(Writer):
 
     def undo(self, uuid: str | None = None) -> Answer | None:
         """Take back and return the answer `uuid`, or the last; Refused if a training used it."""
-        answer = self.log.last() if uuid is None else self.log.uuids.get(uuid)
-        if answer is None or answer.uuid in self.log.taken_back:
+        kept, given = self.log.kept, self.folder.given
+        answer = next(reversed(kept.values()), None) if uuid is None else given.get(uuid)
+        if answer is None or answer.labeller != self.name:
+            return None
+        if answer.uuid not in kept:  # the page has sent this again
             return answer
-        if self.log.line_of[answer.uuid] <= self.folder.lines_used(self.name):
+        if answer.line <= self.folder.lines_used(self.name):
             raise Refused('That answer stays: the reward model has learned from it')
         self.append([{'undo': answer.uuid, 'time': time.time()}])
         return answer

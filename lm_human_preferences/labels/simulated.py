@@ -146,7 +146,7 @@ def simulate(labeller: Labeller, score: Score, *, error: float = 0.0, seed: int 
 def _next_rewards(labeller: Labeller, score: Score) -> dict[str, Sequence[float]]:
     """Return {id: rewards of the samples} for the next BATCH questions of a labeller."""
     batch = list(itertools.islice(labeller.upcoming(), BATCH))
-    tokens = [labeller.folder.tokens(question) for question in batch]
+    tokens = [question.tokens() for question in batch]
     columns = {field: torch.tensor([each[field] for each in tokens]) for field in tokens[0]}
     rewards = scores_of(score, columns).tolist()
     return dict(zip((question.id for question in batch), rewards, strict=True))

@@ -231,13 +231,11 @@ def serve(folder: str, phase: TrainPolicy, stack: contextlib.ExitStack) -> None:
     if options is None:
         return
     # Only a run that serves a page needs its libraries.
-    from lm_human_preferences.labels.page.server import LabelServer, missing_tls
+    from lm_human_preferences.labels.page.server import LabelServer
 
     with option_renamed(options.option_name('labellers')):
         names = names_in(options.labellers)
     server = stack.enter_context(LabelServer(folder, names, options, note=announce))
-    if warning := missing_tls(options):
-        announce(warning)
     announce(*(f'answer as {name}: {link}' for name, link in server.links.items()))
 
 

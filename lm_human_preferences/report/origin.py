@@ -55,7 +55,7 @@ def examples(run: Run, names: Mapping[str, str]) -> Table:
             best = folder.label_type.preferred(value)
             chosen = folder.samples[best or 0]
             texts = {}
-            for field, tokens in folder.tokens(folder.questions[question]).items():
+            for field, tokens in folder.questions[question].tokens().items():
                 texts[field] = Text(encoder.decode(encoder.without_padding(tokens)))
             query = texts.pop('query')
             for field, text in texts.items():

@@ -12,7 +12,6 @@ from lm_human_preferences import label_types
 from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.held_out import Labels, Prediction, predict
 from lm_human_preferences.lm_tasks import QuerySampler
 from lm_human_preferences.plan.phases import TrainReward
@@ -216,7 +215,6 @@ class RewardModelTrainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; the caller loads the tensors afterwards."""
-        label_files.check_order(state['order'], self.num_train)
         self.steps_done = state['step']
         self.order = np.array(state['order'])
         self.optimizer.start_at(state['optimizer_steps'])

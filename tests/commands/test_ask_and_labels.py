@@ -72,11 +72,11 @@ def test_more_questions_go_on_in_the_data_set_and_none_comes_twice(tmp_path):
     for _ in range(3):
         ask(tmp_path / 'f', f'--count 4 --batch_size 3 --task.query_dataset {texts}')
     questions, folder = questions_of(tmp_path / 'f')
-    tokens = [folder.tokens(question) for question in questions]
+    tokens = [question.tokens() for question in questions]
     queries = {tuple(each['query']) for each in tokens}
     assert len(questions) == 12 and queries == {(letter,) * 3 for letter in range(12)}
     assert [*map(len, tokens[0].values())] == [3, 4, 4, 4, 4]
-    assert questions[0].policies == ('initial',) * 4
+    assert questions[0].policies == ['initial'] * 4
     assert [question.texts_read for question in questions] == list(range(1, 13))
 
 
@@ -91,7 +91,7 @@ def test_equal_samples_are_not_asked_and_are_counted(tmp_path):
     printed = ask(tmp_path / 'r', words)
     assert '5 questions added' in printed
     questions, folder = questions_of(tmp_path / 'r')
-    assert [*map(len, folder.tokens(questions[0]).values())] == [3, 4]
+    assert [*map(len, questions[0].tokens().values())] == [3, 4]
 
 
 def test_queries_to_be_learned_from_are_of_the_training_part(tmp_path, monkeypatch):
@@ -109,7 +109,7 @@ def test_queries_to_be_learned_from_are_of_the_training_part(tmp_path, monkeypat
         printed = ask(folder, f'{options} {more}')
         assert f'Queries are from {part}: 1 of 1 texts are used' in printed
         questions, opened = questions_of(folder)
-        queries = {tuple(opened.tokens(question)['query']) for question in questions}
+        queries = {tuple(question.tokens()['query']) for question in questions}
         assert queries == {tuple(encodings.Test.get_encoder().encode(text))}
 
 
@@ -337,9 +337,9 @@ def test_the_best_of_several_answers_is_compared_with_one(tmp_path):
     ask(tmp_path / 'f', f'{options} --best_of 16 --judge {tmp_path}/a.py:score')
     questions, folder = questions_of(tmp_path / 'f')
     best = f'best of 16 of initial by {tmp_path}/a.py:score'
-    assert {question.policies for question in questions} == {(best, 'initial')}
+    assert all(question.policies == [best, 'initial'] for question in questions)
     letter = encodings.Test.get_encoder().encode('a')[0]
-    tokens = [folder.tokens(question) for question in questions]
+    tokens = [question.tokens() for question in questions]
     counts = [sum(each[f'sample{i}'].count(letter) for each in tokens) for i in range(2)]
     assert counts[0] > 12 > 2 * counts[1]
 
@@ -360,7 +360,7 @@ def test_a_policy_is_its_resolved_path_and_its_weights(tmp_path, monkeypatch):
         ask('f', f'{options} --seed {number} --against {path}')
     run = f'{tmp_path}/save/p1'
     questions, _ = questions_of('f')
-    assert {question.policies for question in questions} == {('initial', run)}
+    assert all(question.policies == ['initial', run] for question in questions)
     answer('f', 'anna', {number: 1 for number in range(16)})
     (row,) = report_of('f', tmp_path)[0]['comparisons']
     assert (row['policy'], row['against'], row['n']) == ('initial', run, 16)
@@ -461,8 +461,8 @@ def test_every_command_of_the_page_works(tmp_path, monkeypatch):
     assert len(questions) == 200 + 100 + 50
     first, second = (f'{tmp_path}/save/train_policy/{name}-taste' for name in ('first', 'second'))
     assert [question.policies for question in questions[200:]] == [
-        *[(first,) * 4] * 100,
-        *[(first, first, second, second)] * 50,
+        *[[first] * 4] * 100,
+        *[[first, first, second, second]] * 50,
     ]
     assert {question.part for question in questions[:300]} == {'train'}
     assert {question.part for question in questions[300:]} == {'test'}

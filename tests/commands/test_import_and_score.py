@@ -1,7 +1,7 @@
 """`./launch.py import_labels` and `score`, `ask` with own questions, labels as texts."""
 
-import io
 import json
+import os
 import random
 import re
 
@@ -55,7 +55,7 @@ def test_preferences_train_a_reward_model_by_one_command(reward_model):
     assert float(percent) > 90
 
 
-def test_scores(reward_model, tmp_path, monkeypatch, capsys):
+def test_scores(reward_model, tmp_path, monkeypatch):
     query = 'the film was'
     file = write_lines(
         tmp_path / 'texts.jsonl',
@@ -93,10 +93,13 @@ def test_scores(reward_model, tmp_path, monkeypatch, capsys):
     assert expected['great'] > expected['dull']
     # the directory of the model itself, and the record beside it
     assert succeed(f'score {reward_model[0]}/reward_model {file}').stdout == results[1]
-    monkeypatch.setattr('sys.stdin', io.TextIOWrapper(io.BytesIO(file.read_bytes())))
-    capsys.readouterr()
-    score.score(str(reward_model[0]), '-', 'refuse')
-    assert capsys.readouterr().out == results[1]
+    before = os.dup(0)
+    with open(file) as standard_input:
+        os.dup2(standard_input.fileno(), 0)
+    try:
+        assert succeed(f'score {reward_model[0]} -').stdout == results[1]
+    finally:
+        os.dup2(before, 0)
 
 
 def test_a_terminal_gets_a_table_of_scores(monkeypatch, capsys, reward_model, tmp_path):
@@ -171,7 +174,7 @@ def test_mistakes_of_import_are_one_line(tmp_path):
     def error(more, output='f', file=pairs):
         return error_of(invoke(f'import_labels mock_sentiment {file} {tmp_path}/{output} {more}'))
 
-    assert 'give --labels.type best_of_2' in error('')
+    assert 'its label type is best_of_2, not best_of_4' in error('')
     assert '--labeller' in error('--labels.type best_of_2 --labeller a/b')
     assert 'is not empty' in error('--labels.type best_of_2', output='')
     assert 'none.jsonl' in error('--labels.type best_of_2', file=tmp_path / 'none.jsonl')
@@ -247,14 +250,16 @@ def test_questions_of_ones_own_and_gold_ones(tmp_path):
     questions = list(folder.questions.values())
     assert [each.kind for each in questions[:2]] == ['train'] * 2
     assert [each.labellers for each in questions[:2]] == [1, 2]
-    assert questions[0].policies == ('own.jsonl', 'own.jsonl') and questions[0].gold is None
+    assert questions[0].policies == ['own.jsonl', 'own.jsonl'] and questions[0].gold is None
     assert {question.kind for question in questions[2:]} == {'gold'}
 
 
 def test_mistakes_of_questions_are_one_line(tmp_path):
     own = write_lines(tmp_path / 'own.jsonl', [{'query': 'a', 'sample0': 'good', 'sample1': 'bad'}])
     words = f'ask mock_sentiment {tmp_path}/f --labels.type best_of_2'
-    assert f'--questions {own}, line 1: encoding' in error_of(invoke(f'{words} --questions {own}'))
+    assert f'--questions {own}, line 1 cannot be read as text: encoding' in error_of(
+        invoke(f'{words} --questions {own}')
+    )
     assert f'--gold {own}, line 1' in error_of(invoke(f'{words} --gold {own}'))
     both = error_of(invoke(f'{words} --gold {own} --questions {own}'))
     assert '--questions and --gold ask different questions' in both

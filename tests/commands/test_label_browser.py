@@ -8,13 +8,11 @@ import example_label_type
 import pytest
 from browser import Window, needs_chromium, webdriver
 from label_folders import make_folder
-from label_page import ByteEncoder, answers_of, served, web_options, write_texts, written
+from label_page import answers_of, served, write_texts, written
 from page_client import Server
 from page_looks import focused, sticking_out, unnamed, unreachable, weak_texts
-from page_proxy import free_port, needs_nginx, proxy
 
 from lm_human_preferences.labels.answers import REASONS
-from lm_human_preferences.labels.page.server import LabelServer
 from lm_human_preferences.utils.terminal import INVISIBLE
 
 pytestmark = needs_chromium
@@ -171,22 +169,6 @@ def test_two_tabs_are_two_people_whatever_is_loaded_again(window, path):
         window.ready()
         window.driver.get('about:blank')
     assert places(path, 'anna') == [0] and places(path, 'bob') == [1, 0]
-
-
-@needs_nginx
-def test_the_page_works_at_a_path_of_a_proxy(window, path, tmp_path):
-    write_texts(path, TEXTS)
-    port = free_port()
-    with proxy(tmp_path, port) as public:
-        url = f'http://127.0.0.1:{public}/preferences/'
-        with LabelServer(str(path), ['anna'], web_options(port=port, public_url=url)) as page:
-            page.service.encoder = ByteEncoder()
-            window.begin(page.links['anna'])
-            window.answer('1')
-            window.driver.refresh()
-            window.ready()
-            assert (window.driver.current_url, window.text('#count b')) == (url, '1 of 12')
-            window.driver.get('about:blank')
 
 
 def test_no_preference_and_both_bad_have_keys_and_buttons(window, path):

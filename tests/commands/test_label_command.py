@@ -32,7 +32,7 @@ def log_of(path):
 
 
 def places(path):
-    return [answer.order.index(answer.value) for answer in log_of(path).uuids.values()]
+    return [answer.order.index(answer.value) for answer in log_of(path).kept.values()]
 
 
 def test_a_key_chooses_the_sample_that_is_shown_there(path):
@@ -43,9 +43,9 @@ def test_a_key_chooses_the_sample_that_is_shown_there(path):
     folder = LabelFolder(str(path))
     shown = re.findall(r'^([1-4])  (\w{4})$', printed, re.MULTILINE)
     letters = 'abcdefghijklmnopqrstuvwxyz.'
-    for index, answer in enumerate(log_of(path).uuids.values()):
+    for index, answer in enumerate(log_of(path).kept.values()):
         screen = dict(shown[4 * index : 4 * index + 4])
-        tokens = folder.tokens(folder.questions[answer.question])[f'sample{answer.value}']
+        tokens = folder.questions[answer.question].tokens()[f'sample{answer.value}']
         assert screen[str(index % 4 + 1)] == ''.join(letters[token] for token in tokens)
     assert 'Saved: 8 answers in this sitting, 8 in all' in printed
     assert 'Nothing is left for you to answer.' in printed
@@ -60,8 +60,7 @@ def test_keys_may_be_on_lines_of_their_own_and_others_do_nothing(path):
 def test_the_last_answer_can_be_taken_back(path):
     make_folder(path, 2)
     printed = press(path, '12u4h')
-    assert places(path) == [0, 1, 3]
-    assert len(log_of(path).taken_back) == 1
+    assert places(path) == [0, 3]
     assert printed.count('Nothing is left for you to answer.') == 2
     assert printed.count(TASK['instructions']) == 2  # at first, and after the last answer
     assert 'Saved: 2 answers in this sitting, 2 in all' in printed
@@ -85,7 +84,7 @@ def test_questions_that_come_while_nothing_is_left_are_asked(path, monkeypatch):
 def test_skip_has_a_reason(path):
     make_folder(path, len(REASONS) + 1)
     printed = press(path, ''.join(f's{key}' for key in range(1, len(REASONS) + 1)) + 'sx3')
-    *skipped, answered = log_of(path).uuids.values()
+    *skipped, answered = log_of(path).kept.values()
     assert [(answer.reason, answer.value) for answer in skipped] == [
         (each, None) for each in REASONS
     ]
@@ -190,5 +189,4 @@ def test_on_a_terminal_keys_need_no_enter(path):
     terminal.press('\x03')
     terminal.wait_for('Saved: 2 answers in this sitting, 2 in all')
     assert terminal.end() == 0
-    assert places(path) == [1, 2, 0]
-    assert len(log_of(path).taken_back) == 1
+    assert places(path) == [2, 0]

@@ -22,9 +22,9 @@ from page_client import Client, Server
 
 from lm_human_preferences.commands import answer_questions
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.labelling_options import LabelHParams, WebHParams
+from lm_human_preferences.hparams.labelling_options import WebHParams
 from lm_human_preferences.labels.folder import LabelFolder
-from lm_human_preferences.labels.page import app, server
+from lm_human_preferences.labels.page import server
 
 TEXTS = [(f'question {i}', *(f'{i}, sample {j}' for j in range(4))) for i in range(30)]
 
@@ -61,6 +61,7 @@ def test_the_page_runs_its_own_script_and_every_reply_is_guarded(one):
         assert policy[f'{tag}-src'] == f"'sha256-{digest}'"
     assert policy['default-src'] == policy['frame-ancestors'] == policy['base-uri'] == "'none'"
     assert policy['connect-src'] == "'self'"
+    assert not re.search(r"(send|insist)\('/", html)  # a proxy may have a path before ours
     assert not re.search(r'innerHTML|insertAdjacent|document\.write|eval\(|style=', html)
     addresses = re.findall(r'(?:https?:)?//[\w.]+', re.sub(r'\s// .*', '', html))
     assert set(addresses) == {'http://www.w3.org'}  # the name of SVG, in the icon
@@ -77,7 +78,7 @@ def test_only_the_key_of_a_link_opens_the_page(one):
     _, anna, bob = one
     assert anna.task()['labeller'] == 'anna' and bob.task()['labeller'] == 'bob'
     assert anna.key != bob.key and len(anna.key) >= 43
-    for action in (*app.ACTIONS, 'ending'):
+    for action in (*server.ACTIONS, 'ending'):
         for key in (None, '', 'x', anna.key[:-1], f'{anna.key} x', 'é'.encode()):
             given = key if key is None or isinstance(key, bytes) else f'Bearer {key}'
             assert outcome(anna, f'/{action}', Authorization=given) == 401
@@ -111,11 +112,9 @@ def test_other_names_of_the_host_are_refused(one, path):
 
 def test_long_bodies_are_refused_unread(one):
     _, anna, _ = one
-    body = json.dumps({'x': 'y' * app.MOST_BYTES})
+    body = json.dumps({'x': 'y' * server.MOST_BYTES})
     assert outcome(anna, body=body) == 413
     assert outcome(anna, body=iter([body.encode()])) == 413  # in chunks
-    anna.close()
-    assert outcome(anna, body=body[: app.MOST_BYTES - 2] + '"}') == 200
 
 
 GOOD = {'answer': uuid.uuid4().hex, 'question': '0' * 64, 'choice': [1], 'seconds': 1}
@@ -240,34 +239,22 @@ def test_what_is_not_on_the_disk_is_not_acknowledged(path, monkeypatch):
         assert anna.answer(question, answer=key)[0] == 200
 
 
-def test_what_others_damage_is_told_and_the_page_tries_again(path):
+def test_what_others_damage_is_told_and_the_page_goes_on(path):
     notes = []
-    file = path / 'questions.jsonl'
-    whole = file.read_bytes()
     with served(path, 'anna', notes=notes) as (_, anna):
-        file.write_bytes(whole.replace(b'"sample2"', b'"sample9"'))
-        assert anna.post('/question')[0] == 507
-        assert notes[-1].endswith('is damaged: its id is not that of its tokens')
-        file.write_bytes(whole)
         (path / 'answers/bob.jsonl').write_text('nonsense\n')
         assert anna.answer(anna.question()['id'])[0] == 200
     assert any('bob.jsonl, line 1 is not JSON' in note for note in notes)
 
 
-def error_of(path, *names, **options):
-    with pytest.raises(UserError) as error:
-        server.LabelServer(str(path), names, web_options(**options))
-    return str(error.value)
-
-
-def test_a_file_has_one_writer_and_a_port_one_server(path):
+def test_a_port_has_one_server(path):
+    make_folder(path.parent / 'other')
     with served(path, 'anna') as (page, _):
-        make_folder(path.parent / 'other')
-        error = error_of(path.parent / 'other', 'anna', port=page.port)
-        assert f'--web.port {page.port} cannot be listened on: Address already in use' in error
-        assert 'anna is labelling already' in error_of(path, 'bob', 'anna')
-    assert '--web.host' in error_of(path, 'anna', host='x' * 300)
-    with served(path, 'bob', 'anna'):  # nothing is held by what failed
+        options = web_options(port=page.port)
+        told = f'--web.port {page.port} cannot be listened on: Address already in use'
+        with pytest.raises(UserError, match=told):
+            server.LabelServer(str(path.parent / 'other'), ['anna'], options)
+    with served(path.parent / 'other', 'anna'):  # nothing is held by what failed
         pass
 
 
@@ -280,33 +267,32 @@ def test_other_addresses_of_this_machine(path, host, name):
         assert anna.answer(anna.question()['id'])[0] == 200
 
 
-def test_a_warning_where_there_is_no_tls(path, monkeypatch, capsys):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    def warning(host='0.0.0.0', url=None):
-        return server.missing_tls(WebHParams(host=host, public_url=url))
-
-    monkeypatch.setattr(server.LabelServer, 'wait', interrupt)
-    options = LabelHParams(labeller='anna', web=WebHParams(port=0, host='0.0.0.0'))
-    answer_questions.serve(str(path), options)
-    printed = capsys.readouterr()
-    assert 'whoever is between you and 0.0.0.0 can' in printed.err and '--web.host' in printed.err
-    assert f'http://{socket.gethostname()}:' in printed.out
-    assert 'between you and label.example.org can' in warning(url='http://label.example.org/')
-    # As of a container whose port is published to this machine alone
-    assert warning(url='http://[::1]/') is warning(url='https://h/') is warning('::1') is None
+def test_a_warning_where_there_is_no_tls(path):
+    notes = []
+    for options in (
+        {'host': '0.0.0.0'},
+        {'public_url': 'http://label.example.org/'},
+        {},
+        # As of a container whose port is published to this machine alone
+        {'host': '0.0.0.0', 'public_url': 'http://[::1]/'},
+        {'public_url': 'https://h/'},
+    ):
+        with served(path, 'anna', notes=notes, **options):
+            pass
+    places = [re.findall('between you and (.*) can read', note)[0] for note in notes]
+    assert places == ['0.0.0.0', 'label.example.org']
     for url in ('label.example.org', 'ftp://a/', 'https://a/?b', 'https://u@a/'):
         with pytest.raises(ValueError, match='--public_url .* must be http:// or https://'):
             WebHParams(public_url=url).validate()
 
 
 def test_ctrl_c_ends_with_what_there_is_and_what_comes_next(path):
-    """Without torch, and in little memory."""
+    """Without torch."""
+    path = path.parent / 'letters'
+    make_folder(path, 3)
     command = Server(path, ['anna', 'bob'])
     assert list(command.links) == ['anna', 'bob'] and 'Ctrl-C' in command.process.stdout.readline()
     assert 'libtorch' not in Path(f'/proc/{command.process.pid}/maps').read_text()
-    assert command.peak_megabytes() < 97
     anna = Client(command.links['anna'])
     anna.skip(anna.question()['id'])
     anna.close()

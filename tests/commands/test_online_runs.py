@@ -158,7 +158,7 @@ def same_texts(folder, shown):
     """Return the id of the question that a page shows, and its samples in the folder's order."""
     encoder = folder.encoding().get_encoder()
     for id, question in folder.questions.items():
-        query, *samples = map(encoder.decode, folder.tokens(question).values())
+        query, *samples = map(encoder.decode, question.tokens().values())
         if query == shown['query'] and sorted(samples) == sorted(shown['samples']):
             return id, samples
     raise AssertionError(shown)
@@ -178,7 +178,7 @@ def test_a_page_that_is_served_with_the_training(
                 if question := client.question():
                     folder.refresh()
                     id, texts = same_texts(folder, question)
-                    _, *samples = folder.tokens(folder.questions[id]).values()
+                    _, *samples = folder.questions[id].tokens().values()
                     rewards = [-float(sum(tokens)) for tokens in samples]
                     best = simulated_answer(folder.label_type, rewards, Random(f'0/test/{id}'))
                     client.answer(question['id'], question['samples'].index(texts[best]) + 1)

@@ -257,7 +257,7 @@ def test_a_folder_that_has_grown(tmp_path):
     answers = folder / 'answers/anna.jsonl'
     lines = answers.read_text().splitlines(keepends=True)
     answers.write_text(''.join(lines[:-1]))
-    told = f'--labels.source {folder} has fewer answers of anna than when the run was begun'
+    told = f'--labels.source {folder}: these are not the labels that the run was begun with'
     assert last_error_of(invoke(f'resume {tmp_path}/killed/run')).startswith(told)
     answers.write_text(''.join(lines))
     make_folder(folder, 20, seed=1)

@@ -1,5 +1,6 @@
 """Results of a GPU beside those of a CPU: `LMHP_TEST_GPU=1 pytest -n0 tests/gpu`."""
 
+import socket
 import subprocess
 import sys
 
@@ -8,7 +9,6 @@ import torch
 from compare import assert_norm_close
 from experiments import resolved
 from launched import REPOSITORY, set_launcher, torch_variables
-from page_proxy import free_port
 from tiny_causal_lms import tiny
 from tiny_tokenisers import write_byte_level
 
@@ -110,7 +110,9 @@ def test_samples_have_the_log_probabilities_that_the_cpu_computes(model, toleran
 
 def test_gradients_are_averaged_by_nccl(monkeypatch):
     """With one rank, which is all that NCCL takes on one GPU."""
-    (variables,) = torch_variables(1, '127.0.0.1', free_port())
+    with socket.create_server(('127.0.0.1', 0)) as free:
+        port = free.getsockname()[1]
+    (variables,) = torch_variables(1, '127.0.0.1', port)
     set_launcher(monkeypatch, variables)
     comm = torch_comm.TorchComm('torch', 60)
     assert comm.name == 'torch (nccl)'

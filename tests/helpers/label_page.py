@@ -2,6 +2,7 @@
 
 import contextlib
 from pathlib import Path
+from unittest import mock
 
 from click.testing import CliRunner
 from label_folders import HEADER, TASK
@@ -12,7 +13,7 @@ from lm_human_preferences.hparams.labelling_options import LabelHParams, WebHPar
 from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.page.server import LabelServer
-from lm_human_preferences.language.encodings import Encoder
+from lm_human_preferences.language.encodings import Encoder, Encoding
 
 
 class ByteEncoder(Encoder):
@@ -26,6 +27,11 @@ class ByteEncoder(Encoder):
 
     def decode(self, tokens):
         return bytes(tokens).decode()
+
+
+class ByteEncoding(Encoding):
+    def get_encoder(self):
+        return ByteEncoder()
 
 
 def write_texts(path, texts, label_type='best_of_4', **header):
@@ -49,8 +55,11 @@ def web_options(**options):
 def served(path, *names, notes=None, **options):
     """Yield the server of a page, and a client for each labeller; `notes` gets its notes."""
     note = (lambda line: None) if notes is None else notes.append
-    with LabelServer(str(path), names, web_options(**options), note=note) as server:
-        server.service.encoder = ByteEncoder()
+    encoding = ByteEncoding('bytes', 256, None)
+    with (
+        mock.patch.object(LabelFolder, 'encoding', lambda folder: encoding),
+        LabelServer(str(path), names, web_options(**options), note=note) as server,
+    ):
         clients = [Client(link) for link in server.links.values()]
         try:
             yield server, *clients
@@ -72,8 +81,7 @@ def written(path):
 
 
 def answers_of(path, name):
-    log = LabelFolder(str(path)).logs[name]
-    return [answer for answer in log.uuids.values() if answer.uuid not in log.taken_back]
+    return list(LabelFolder(str(path)).logs[name].kept.values())
 
 
 def press(path, keys, *options, name='anna'):

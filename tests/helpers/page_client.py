@@ -3,7 +3,6 @@
 import atexit
 import http.client
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -106,12 +105,6 @@ class Server:
             sys.exit(self.process.stderr.read())
         self.links = dict(line.split() for line in lines)
         self.port = urllib.parse.urlsplit(next(iter(self.links.values()))).port
-
-    def peak_megabytes(self):
-        """The most memory that the process has had."""
-        status = Path(f'/proc/{self.process.pid}/status').read_text()
-        (kilobytes,) = re.findall(r'VmHWM:\s*(\d+)', status)
-        return int(kilobytes) / 1024
 
     def end(self, number=signal.SIGTERM):
         """(what it still prints, its complaints); number: of the signal that ends it."""

@@ -3,14 +3,12 @@
 import collections
 import math
 import random
-import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from command_line import succeed
-from events import events_of
 from experiments import resolved
 from ranks import give_each_thread_its_own_numpy_random, on_ranks
 from sample_files import write_lines
@@ -20,7 +18,7 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels import simulated
-from lm_human_preferences.labels.held_out import is_held_out, predict, split, subjects_of
+from lm_human_preferences.labels.held_out import parted, predict, split, subjects_of
 from lm_human_preferences.labels.report.agreement import clustered_interval
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.trained_models import TrainedModel
@@ -28,10 +26,6 @@ from lm_human_preferences.plan.making import reward_phase
 
 PAIRS = label_types.get('best_of_2')
 LETTERS = encodings.Test.get_encoder()
-TRAINING = (
-    'train_reward test run --mpi 1 --labels.num_train 160 --labels.held_out 0.2'
-    ' --normalize_samples 64 --run.save_interval 1'
-)
 
 
 def pairs(count, seed=0):
@@ -41,8 +35,12 @@ def pairs(count, seed=0):
     return {'query': draw(), 'sample0': draw(), 'sample1': draw(), 'best': best}
 
 
-def held_out_by(labels, share):
-    return is_held_out(labels, PAIRS, share, LETTERS)
+def held_out_by(labels, share, encoder=LETTERS):
+    """Return a mask of the labels that are held out."""
+    numbered = {**labels, 'number': torch.arange(len(labels['query']))}
+    mask = torch.zeros(len(labels['query']), dtype=torch.bool)
+    mask[parted(numbered, PAIRS, share, encoder)[0]['number']] = True
+    return mask
 
 
 def test_a_query_is_held_out_by_its_text_alone():
@@ -57,7 +55,6 @@ def test_a_query_is_held_out_by_its_text_alone():
     assert held_out_by(some, 0.1).tolist() == mask[shuffled][:500].tolist()
     # A larger share takes more of them beside these.
     assert held_out_by(labels, 0.3)[mask].all()
-    assert not held_out_by(labels, 0.0).any()
 
 
 def test_where_there_is_no_query_a_pair_in_any_order_is_held_out_as_a_whole():
@@ -65,7 +62,7 @@ def test_where_there_is_no_query_a_pair_in_any_order_is_held_out_as_a_whole():
     labels['query'] = torch.tensor([[50256, 50259]]).expand(500, 2)  # as texts without one become
     swapped = {**labels, 'sample0': labels['sample1'], 'sample1': labels['sample0']}
     encoder: Any = SimpleNamespace(padding_token=50259, eot_token=50256, decode=str)
-    mask, other = (is_held_out(each, PAIRS, 0.2, encoder) for each in (labels, swapped))
+    mask, other = (held_out_by(each, 0.2, encoder) for each in (labels, swapped))
     assert 0.1 < mask.double().mean() < 0.3 and mask.tolist() == other.tolist()
     # The queries tell nothing apart, so the interval counts questions.
     prediction = predict(rewards_are_first_tokens, labels, PAIRS, 64, Comm())
@@ -92,7 +89,7 @@ def test_white_space_and_composed_accents_make_no_other_query():
     assert subjects_of(two, PAIRS, encoder).tolist() == [0, 1]
     sides = []
     for share in torch.linspace(0.05, 0.9, 18).tolist():
-        mask = is_held_out(labels, PAIRS, share, encoder)
+        mask = held_out_by(labels, share, encoder)
         assert mask[:3].unique().numel() == 1
         sides.append(mask[0].item() == mask[3].item())
     assert not all(sides)
@@ -113,8 +110,7 @@ def test_split_loses_nothing():
         assert held_out[field].tolist() == values[mask].tolist()
         assert train[field].tolist() == values[~mask].tolist()
     count = int(mask.sum())
-    expected = f'Held out: {count} of 203 labels; training on {203 - count}'
-    assert note == f'{expected} ({count} of 203 queries are held out)'
+    assert note == f'Held out: {count} of 203 labels ({count} queries); training on {203 - count}'
     assert split(labels, hparams(0.0), LETTERS) == (labels, None, [])
     few = {field: values[mask] for field, values in labels.items()}
     with pytest.raises(UserError, match='--labels.held_out 0.25 leaves none of'):
@@ -279,23 +275,6 @@ def test_all_answers_to_one_question_are_together_in_the_interval():
     assert prediction.interval() == pytest.approx(interval)
     told = 'as the labeller in 75.0 % of 40 labels (95 % interval 46.0 to 91.3 %, '
     assert str(prediction).startswith(told) and str(prediction).endswith('; chance is 50.0 %')
-
-
-def test_a_training_logs_and_prints_its_accuracy(tmp_path):
-    run = tmp_path / 'run'
-    printed = succeed(f'{TRAINING} --save_dir {tmp_path}').stdout
-    (training_on,) = re.findall(r'Held out: \d+ of 160 labels; training on (\d+)', printed)
-    steps = math.ceil(int(training_on) / 32)
-    curve = events_of(run / 'tb/reward_model')['train_reward/held_out/accuracy']
-    assert [step + 1 for step, _ in curve] == [steps]
-    (percent,) = re.findall(r'held out: as the labeller in ([\d.]+) % of \d+ labels', printed)
-    assert curve[-1][1] == pytest.approx(float(percent) / 100, abs=1e-3)
-    last = printed.splitlines()[-1]
-    assert re.fullmatch(
-        rf'Held-out labels: as the labeller in {percent} % of \d+ labels \(95 % interval [\d.]+ to'
-        r' [\d.]+ %, for these labellers, independent queries\); chance is 25.0 %',
-        last,
-    )
 
 
 def test_simulated_labels_err_as_often_as_they_should():

@@ -7,7 +7,7 @@ from label_folders import make_folder
 
 from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder, given
 from lm_human_preferences.labels.labeller import Labeller
-from lm_human_preferences.labels.page.assignments import HOLD_SECONDS, Assignments
+from lm_human_preferences.labels.page.service import HOLD_SECONDS, Assignments
 
 NAMES = ('anna', 'bob', 'carl')
 
@@ -92,22 +92,6 @@ def test_two_people_at_few_questions_do_not_wait_for_each_other(world):
     assert [answer.labeller for answer in it.folder.counted()] == ['bob'] * 5
 
 
-def test_what_others_write_counts(world):
-    """A terminal, another process: the folder is read again."""
-    it = world(count=3)
-    with Labeller(LabelFolder(str(it.path)), 'dora') as dora:
-        question = dora.next_question()
-        dora.answer(question, 1, 1)
-        it.folder.refresh()
-        assert it.left('anna') == 2
-        dora.undo()
-        it.folder.refresh()
-        assert it.left('anna') == 3
-    make_folder(it.path, 2, seed=1)
-    it.folder.refresh()
-    assert it.left('anna') == 5
-
-
 def test_random_work_gives_a_question_to_no_more_people_than_it_needs(world):
     """Over 1,000 random steps; who has taken an answer back is asked again, whoever has it now."""
     it = world(count=40)
@@ -120,7 +104,7 @@ def test_random_work_gives_a_question_to_no_more_people_than_it_needs(world):
         it.now += rng.choice([1, 1, 1, 20, 80])
         held, _ = it.assignments.held.get(name, (None, 0.0))
         if action > 0.9:
-            if action > 0.98 and it.writers[name].log.last() is not None:
+            if action > 0.98 and it.writers[name].log.kept:
                 it.undo(name)
             continue
         if action > 0.5 and held:

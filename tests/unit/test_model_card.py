@@ -64,7 +64,7 @@ def test_a_card_has_no_text_of_a_label_no_name_and_no_folder(tmp_path):
     write_learned(run, source=str(folder), found=4, answers=LabelFolder(str(folder)).lines_read())
     text, _ = card_of(run, has_policy=False)
     opened = LabelFolder(str(folder))
-    query = opened.tokens(next(iter(opened.questions.values())))['query']
+    query = next(iter(opened.questions.values())).tokens()['query']
     assert '| Source | answers |' in text and '| Labellers were told | ' in text
     assert 'secret' not in text and str(tmp_path) not in text
     assert opened.encoding().get_encoder().decode(query) not in text

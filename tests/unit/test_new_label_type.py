@@ -97,7 +97,7 @@ def test_the_page_has_a_template_for_each_label_type():
     block = page.partition('const templates = {')[2].partition('};')[0]
     templates = re.findall(r'^  (\w+): ', block, re.MULTILINE)
     used = {label_types.get(name.replace('N', '4')).control.template for name in label_types.TYPES}
-    assert sorted(templates) == sorted(used) == ['choose', 'order', 'scale']
+    assert sorted(templates) == sorted(used) == ['choose', 'scale']
 
 
 def test_answers_are_reported_and_exported(tmp_path):

@@ -276,7 +276,7 @@ def test_labels_are_counted_as_they_were_used(tmp_path):
     assert '4 of 4 labels are simulated.' in minds(run) and '1 held-out queries.' in minds(run)
     shown = origin.examples(found, {'anna': 'anna'}).rows
     assert len(shown) == 8 and [row[2] for row in shown[:4]] == ['', '✓ anna', '', '']
-    lowest = folder.tokens(folder.questions[min(folder.questions)])
+    lowest = folder.questions[min(folder.questions)].tokens()
     assert shown[0][0] == folder.encoding().get_encoder().decode(lowest['query'])
 
 

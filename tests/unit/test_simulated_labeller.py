@@ -23,8 +23,8 @@ def sums(queries, responses):
 def answers_of(path, name='sim', **settings):
     with Labeller(LabelFolder(str(path)), name) as labeller:
         given = simulate(labeller, sums, **settings)
-        assert given == len(labeller.log.uuids)
-        return {question: kept[-1] for question, kept in labeller.log.by_question.items()}
+        assert given == len(labeller.log.kept)
+        return dict(labeller.log.last)
 
 
 def test_it_chooses_the_sample_of_the_highest_reward(tmp_path):
@@ -32,7 +32,7 @@ def test_it_chooses_the_sample_of_the_highest_reward(tmp_path):
     given = answers_of(tmp_path / 'f')
     assert len(given) == 300
     for question in folder.questions.values():
-        _, *samples = folder.tokens(question).values()
+        _, *samples = question.tokens().values()
         assert sum(samples[given[question.id].value]) == max(map(sum, samples))
         assert 0 <= given[question.id].seconds < 60
 
@@ -42,7 +42,7 @@ def test_its_answers_say_that_they_are_simulated(tmp_path):
         anna.answer(anna.next_question(), 1, 1)
     answers_of(tmp_path / 'f')
     logs = LabelFolder(str(tmp_path / 'f')).logs
-    said = {name: [each.is_simulated for each in log.uuids.values()] for name, log in logs.items()}
+    said = {name: [each.is_simulated for each in log.kept.values()] for name, log in logs.items()}
     assert said == {'anna': [False], 'sim': [True]}
     lines = [(tmp_path / f'f/answers/{name}.jsonl').read_text() for name in ('anna', 'sim')]
     assert ['"simulated": true' in line for line in lines] == [False, True]
@@ -106,7 +106,7 @@ def test_it_leaves_and_goes_on_as_if_it_had_stayed(tmp_path, monkeypatch):
                 monkeypatch.undo()
             simulate(labeller, sums, error=0.5)
         log = LabelFolder(str(tmp_path / folder)).logs['sim']
-        values.append({question: kept[-1].value for question, kept in log.by_question.items()})
+        values.append({question: answer.value for question, answer in log.last.items()})
         assert len(values[-1]) == 20
     assert values[0] == values[1]
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import io
 import json
 import math
 import random
@@ -10,9 +9,8 @@ import types
 
 import pytest
 from fuzzing import changed
-from golden_data import bpe_directory
 from sample_files import label_hparams, write_lines
-from tiny_tokenisers import END, write_byte_level
+from tiny_tokenisers import write_byte_level
 
 from lm_human_preferences import label_types
 from lm_human_preferences.commands.texts import score
@@ -22,7 +20,7 @@ from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.texts import records, tokenise
 from lm_human_preferences.labels.texts.records import TextLabel
-from lm_human_preferences.labels.texts.token_ids import exported, preferences
+from lm_human_preferences.labels.texts.token_ids import as_texts, preferences
 from lm_human_preferences.language import encodings, tokenisers
 from lm_human_preferences.runs.run_files import LABELLER
 
@@ -37,7 +35,15 @@ ANSWERS = {'chosen': 'The answer is 4.', 'rejected': 'The answer is 5.'}
 
 
 def pair(query, chosen='Because.', rejected='No.'):
-    return TextLabel(query, (chosen, rejected), answer=0, is_ordered=False)
+    """Return what is read of a preference: (query, chosen response, rejected response)."""
+    return query, chosen, rejected
+
+
+def parsed(record, where='here'):
+    label = records.parse(record, where, PAIRS)
+    if not label.is_pair:
+        return label
+    return label.query, label.samples[label.answer], label.samples[1 - label.answer]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +80,7 @@ def pair(query, chosen='Because.', rejected='No.'):
 )
 def test_formats_of_preferences(record, expected):
     assert records.is_text(record)
-    assert records.parse(record, 'here', PAIRS) == expected
+    assert parsed(record) == expected
 
 
 SYSTEM = {'role': 'system', 'content': 'Be short.'}
@@ -95,25 +101,15 @@ PARTS = [{'type': 'text', 'text': 'Be'}, {'type': 'text', 'text': 'cause.'}]
         ),
         # the prompt, or its last turns, once more
         ({'prompt': [SYSTEM, USER], 'chosen': [USER, GOOD], 'rejected': [USER, BAD]}, ASKED),
-        (
-            {'prompt': 'Why?', 'chosen': [SYSTEM, USER, GOOD], 'rejected': [SYSTEM, USER, BAD]},
-            ASKED,
-        ),
         ({**IN_MESSAGES, 'prompt': [{**USER, 'content': 'Why? '}]}, 'Why? '),
         ({**IN_MESSAGES, 'rejected': [{**USER, 'content': 'Why?\n'}, BAD]}, 'Why?'),
         # contents in parts, a message that is not a list, and roles of ShareGPT
         ({'prompt': USER, 'chosen': {**GOOD, 'content': PARTS}, 'rejected': BAD}, 'Why?'),
-        (
-            {
-                'chosen': [{**USER, 'role': 'Human'}, {**GOOD, 'role': 'gpt'}],
-                'rejected': [USER, BAD],
-            },
-            'Why?',
-        ),
+        ({'prompt': {**USER, 'role': 'Human'}, 'chosen': [GOOD], 'rejected': [BAD]}, 'Why?'),
     ],
 )
 def test_what_belongs_to_the_query_is_there_once(record, expected):
-    assert records.parse(record, 'here', PAIRS) == pair(expected)
+    assert parsed(record) == pair(expected)
 
 
 WHOLE = {'chosen': f'{DIALOGUE} Because.', 'rejected': f'{DIALOGUE} No.'}
@@ -125,12 +121,12 @@ def test_a_query_may_have_the_names_that_people_use(name):
     for query in ('what is 2+2', [{'role': 'user', 'content': 'what is 2+2'}]):
         record = {**others, **ANSWERS, name: query}
         expected = pair('what is 2+2', *ANSWERS.values())
-        assert records.parse(record, 'here', PAIRS) == expected
+        assert parsed(record) == expected
         assert not records.unread(record, PAIRS)
         assert score.texts_of(record, 'here')[0] == 'what is 2+2'
     own = {**others, 'sample0': 'a', 'sample1': 'b', 'best': 1, name: 'what is 2+2'}
     assert records.is_text(own) and not records.unread(own, PAIRS)
-    assert records.parse(own, 'here', PAIRS) == TextLabel('what is 2+2', ('a', 'b'), 1)
+    assert parsed(own) == TextLabel('what is 2+2', ('a', 'b'), 1)
     assert score.texts_of(own, 'here')[0] == 'what is 2+2'
 
 
@@ -138,7 +134,6 @@ def test_a_query_may_have_the_names_that_people_use(name):
     'record, message',
     [
         ({**ANSWERS, 'instruction': 'Add.', 'input': '2+2'}, "'instruction' and 'input'"),
-        ({'prompt': 'a', 'query': 'b', 'sample0': 'c', 'sample1': 'd', 'best': 0}, "'prompt' and"),
         ({**ANSWERS, 'context': 'what is 2+2'}, "field 'prompt' is missing"),
         ({**WHOLE, 'prompt': 'Why?'}, 'whole transcripts, which hold the query, beside the field'),
         ({**IN_MESSAGES, 'prompt': 'Who?'}, "another query than the field 'prompt'"),
@@ -154,13 +149,11 @@ def test_a_query_may_have_the_names_that_people_use(name):
         ({'prompt': 'a', 'chosen': [{**GOOD, 'role': 'bot'}], 'rejected': [BAD]}, "role 'bot'"),
         # a message of the system would be lost, or a text of the user would be another's turn
         ({**ANSWERS, 'prompt': 'a', 'system': PARTS}, 'the message of the system must be one text'),
-        ({**ANSWERS, 'prompt': 'a', 'system': 'b', 'system_prompt': 'c'}, 'must be one text'),
         # lists of messages as libraries write them into tables, and as JSON in JSON
         (
             {'prompt': 'a', 'chosen': str([USER, GOOD]), 'rejected': str([USER, BAD])},
             "'chosen' is a",
         ),
-        ({'query': 'a', 'sample0': json.dumps({'messages': [GOOD]})}, "'sample0' is a list of"),
     ],
 )
 def test_a_query_that_is_not_understood_is_refused(record, message):
@@ -188,8 +181,8 @@ def test_a_label_may_have_an_id():
     record = {'prompt': 'a', 'chosen': 'b', 'rejected': 'c'}
     for id, read in ((7, 7), ('a-7', 'a-7'), ('', None), (math.nan, None)):
         assert records.parse({**record, 'id': id}, 'here', PAIRS).id == read
-    for id in (True, 1.5, '\ud800', 'a\nb', [1]):
-        with pytest.raises(UserError, match='^here, field id must be a whole number or a line of'):
+    for id in (True, 1.5, [1]):
+        with pytest.raises(UserError, match="^here, field 'id' must be a whole number or a text"):
             records.parse({**record, 'id': id}, 'here', PAIRS)
 
 
@@ -201,20 +194,14 @@ CALL = {'role': 'assistant', 'content': 'a', 'tool_calls': [{'function': {'name'
 IMAGE = {**GOOD, 'content': [*PARTS, {'type': 'image_url', 'image_url': {'url': 'x'}}]}
 OTHER = {**USER, 'content': 'Who?'}
 LEFT_OUT = {
-    '1 records whose dialogues differ before the assistant answers, in their query': [
+    '1 records with calls of tools, parts that are not text, or answers to different queries': [
         {'chosen': f'{DIALOGUE} a{MORE} b', 'rejected': f'{DIALOGUE} a\n\nHuman: x'},
         {'chosen': [USER, GOOD], 'rejected': [OTHER, BAD]},
-        {'chosen': [USER, GOOD, USER], 'rejected': [USER, GOOD, OTHER]},
-    ],
-    '1 records with calls of tools, or parts that are not text': [
         {'prompt': 'a', 'chosen': [GOOD], 'rejected': [CALL]},
-        {'prompt': [{**USER, 'function_call': {'name': 'f'}}], 'chosen': [GOOD], 'rejected': [BAD]},
         {'prompt': 'a', 'chosen': [IMAGE], 'rejected': [BAD]},
     ],
     '1 records with an empty query or response': [
         {'prompt': 'a', 'chosen': '\u200b', 'rejected': 'b'},
-        {'prompt': 'a', 'chosen': 'b', 'rejected': ''},
-        {'prompt': ' ', 'chosen': 'a', 'rejected': 'b'},
     ],
     '1 records whose two responses are the same tokens': [
         {'prompt': 'a', 'chosen': 'b', 'rejected': 'b'},
@@ -231,7 +218,7 @@ def test_what_cannot_be_used_is_left_out_and_counted(record, note, tmp_path):
     settings = hparams(query=90, response=90, too_long='cut')
     found = [('here', record), ('there', last_differs)]
     labels, notes = tokenise.tokenise(found, settings, bytes_of(tmp_path))
-    assert [label.samples[0] for label in labels] == ['Because.']
+    assert [label.samples[label.answer] for label in labels] == ['Because.']
     assert f'Left out: {note}' in notes
 
 
@@ -250,24 +237,9 @@ def test_fields_that_are_not_read_are_named_once_with_their_records(tmp_path):
     )
 
 
-def test_texts_that_are_rendered_by_a_template_are_counted(tmp_path):
-    rendered = {'prompt': f'user: Why?{END}', 'chosen': 'Because.', 'rejected': 'No.'}
-    found = [('here', rendered), ('here', {**rendered, 'prompt': 'Why?'})]
-    labels, notes = tokenise.tokenise(found, hparams(query=40, response=40), bytes_of(tmp_path))
-    assert len(labels) == 2
-    assert notes[-1].startswith('Special tokens of the model are spelled in 1 records')
-    settings = hparams(query=40, response=40)
-    settings.task.special_tokens = True
-    (label, _), notes = tokenise.tokenise(found, settings, bytes_of(tmp_path))
-    end = bytes_of(tmp_path).eot_token
-    assert end in label.tokens['query'] and end not in labels[0].tokens['query']
-    assert 'Special' not in str(notes)
-
-
 @pytest.mark.parametrize(
     'record, message',
     [
-        (3, 'here is a int, not an object'),
         (
             {'text': 'a', 'more': 1},
             'it has the fields text, more, and needs query, sample0, sample1 and best, or prompt,',
@@ -275,7 +247,6 @@ def test_texts_that_are_rendered_by_a_template_are_counted(tmp_path):
         ({'sample0': 'b', 'sample1': 'c', 'best': 0}, "field 'query' is missing"),
         ({'query': 'a', 'sample0': 'b', 'sample1': 2, 'best': 0}, "field 'sample1' is a int"),
         ({'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': 2}, 'from 0 to 1, not 2'),
-        ({'prompt': 'a', 'chosen': 'b'}, 'must both be texts'),
         ({'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': 'tie'}, 'for ties, give --ties on'),
         ({'query': [1], 'sample0': [2], 'sample1': [3], 'best': 0}, "'query' is a list"),
     ],
@@ -320,8 +291,10 @@ def test_texts_that_are_too_long(tmp_path, too_long, queries, samples, note):
         rows = [[t for t in row if t != encoder.padding_token] for row in labels[field].tolist()]
         return [encoder.decode(row) for row in rows]
 
-    assert (texts('query'), texts('sample1')) == (queries, samples)
-    assert labels['best'].tolist() == [0] * len(queries)
+    best = labels['best'].tolist()
+    both = zip(texts('sample0'), texts('sample1'), strict=True)
+    rejected = [pair[1 - place] for pair, place in zip(both, best, strict=True)]
+    assert (texts('query'), rejected) == (queries, samples)
     assert note in notes and notes[0] == f'Num labels found in source: {len(queries)}'
 
 
@@ -341,7 +314,7 @@ def test_an_empty_query_is_the_end_of_a_text_where_there_is_one():
         eot_token, padding_token = 50, 53
         encode = staticmethod(lambda text: [ord(letter) for letter in text])
 
-    assert tokeniser_of(WithEnd).query('', 'here') == [50]
+    assert tokeniser_of(WithEnd).fitted('query', '', 'here') == [50]
 
 
 @pytest.mark.parametrize('text', ['a banana', '\ud800'])
@@ -352,27 +325,27 @@ def test_what_cannot_be_encoded_is_named(text):
         tokenise.tokenise(found, hparams(), encoding)
 
 
-def test_the_content_says_whether_a_file_or_a_pipe_has_lines(tmp_path, monkeypatch):
+def test_the_content_says_whether_a_file_has_lines(tmp_path):
     lines = f'\ufeff\n{json.dumps(SHORT)}\r\n\r\n{json.dumps(LONG)}\n\n'
     for text in (lines, f'\ufeff{json.dumps([SHORT, LONG], indent=2)}'):
         (tmp_path / 'labels').write_text(text, newline='')
-        for path in ('-', '/dev/stdin', str(tmp_path / 'labels')):
-            monkeypatch.setattr('sys.stdin', io.TextIOWrapper(io.BytesIO(text.encode())))
-            assert [record for _, record in records.read(path)] == [SHORT, LONG]
+        assert [record for _, record in records.read(str(tmp_path / 'labels'))] == [SHORT, LONG]
     (tmp_path / 'labels').write_text(lines, newline='')
     places = [where.rpartition(', ')[2] for where, _ in records.read(str(tmp_path / 'labels'))]
     assert places == ['line 2', 'line 4']
     (tmp_path / 'labels').write_text('')
     assert records.read(str(tmp_path / 'labels')) == []
     for content, message in (
-        (b'{', 'line 1 is not JSON.*; a file has an o'),
+        (b'{', 'line 1 is not JSON'),
+        (b'[3]', 'label 0 is a int, not an object'),
         (b'\xff', 'UTF-8'),
+        ('prompt'.encode('utf-16'), '`iconv -f UTF-16 -t UTF-8` converts it'),
         (b'[{"best": 0, "best": 1}]', "an object has the field 'best' twice"),
         (b'{"best": 0, "best": 1}', "an object has the field 'best' twice"),
     ):
-        monkeypatch.setattr('sys.stdin', io.TextIOWrapper(io.BytesIO(content)))
-        with pytest.raises(UserError, match=f'^standard input.* {message}'):
-            records.read('-')
+        (tmp_path / 'labels').write_bytes(content)
+        with pytest.raises(UserError, match=f'labels.* {message}'):
+            records.read(str(tmp_path / 'labels'))
 
 
 PUBLISHED = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/labels'
@@ -395,7 +368,6 @@ def test_published_labels_that_cannot_be_had_name_their_mirror(server, path, mir
 
 
 def test_texts_come_back_as_the_same_tokens_and_texts():
-    """Of reviews: every sequence of words is one text, and the other way round."""
     rng = random.Random(0)
     encoding, encoder = encodings.Reviews, encodings.Reviews.get_encoder()
     labels = []
@@ -407,35 +379,12 @@ def test_texts_come_back_as_the_same_tokens_and_texts():
             {'query': padded(5, words(rng.randrange(1, 6))), **samples, 'best': rng.randrange(4)}
         )
     best_of_4 = label_types.get('best_of_4')
-    texts, inexact = exported(labels, best_of_4, encoder)
+    texts = [as_texts(label, best_of_4, encoding, 'here') for label in labels]
     found = [('here', json.loads(json.dumps(label))) for label in texts]
     settings = hparams(label_type='best_of_4', query=5, response=3)
     read, _ = tokenise.tokenise(found, settings, encoding)
     back = [{**label.tokens, 'best': label.answer} for label in read]
-    assert inexact == 0 and back == labels
-    assert exported(back, best_of_4, encoder) == (texts, 0)
-
-
-@pytest.mark.skipif(bpe_directory() is None, reason="GPT-2's encoding is not at hand")
-def test_bytes_come_back_and_other_splits_are_counted():
-    encoding = encodings.Main
-    encoder = encoding.get_encoder()
-    texts = ['Hello, wörld!\n', ' 日本 \U0001f600', 'a\tb  c', '']
-    record = {'query': texts[0], **{f'sample{i}': texts[i] for i in range(4)}, 'best': 3}
-    settings = hparams(label_type='best_of_4', query=20, response=20)
-    (label,), _ = tokenise.tokenise([('here', record)], settings, encoding)
-    best_of_4 = label_types.get('best_of_4')
-    assert exported([{**label.tokens, 'best': label.answer}], best_of_4, encoder) == ([record], 0)
-    # 'Hello' in two tokens where the encoding has one, and half a character
-    odd = {'query': encoder.encode('Hel') + encoder.encode('lo'), 'sample0': [47249], 'best': 0}
-    _, inexact = exported([{**label.tokens, **odd}], best_of_4, encoder)
-    assert inexact == 1 + (encoder.encode(encoder.decode([47249])) != [47249])
-    assert encoder.encode('Hello') != odd['query']
-    # an empty query is GPT-2's end of a text, and comes back empty
-    empty = tokenise.tokenise([('here', {**record, 'query': ''})], settings, encoding)[0][0].tokens
-    assert empty['query'][0] == encoder.eot_token
-    ((again,), _) = exported([{**empty, 'best': 0}], best_of_4, encoder)
-    assert again['query'] == ''
+    assert back == labels
 
 
 def test_preferences_are_the_best_with_each_of_the_others():
@@ -466,6 +415,8 @@ def test_any_record_is_read_or_refused(label_type):
     for _ in range(1000):
         record = changed(rng, rng.choice(RECORDS))
         record = changed(rng, record) if rng.random() < 0.5 else record
+        if not isinstance(record, dict):
+            continue
         with contextlib.suppress(UserError):
             label = records.parse(record, 'here', kind)
             assert isinstance(label.query, str) and label.answer is not None
@@ -473,9 +424,6 @@ def test_any_record_is_read_or_refused(label_type):
             assert all(isinstance(sample, str) for sample in label.samples)
             assert label.labeller is None or LABELLER.fullmatch(label.labeller)
             records.unread(record, kind)
-        with contextlib.suppress(UserError):
-            query, responses = score.texts_of(record, 'here')
-            assert isinstance(query, str) and responses
 
 
 def test_a_dialogue_that_is_too_long_keeps_its_end():
@@ -485,10 +433,4 @@ def test_a_dialogue_that_is_too_long_keeps_its_end():
 
     tokeniser = tokeniser_of(Letters)
     for query in ('user: a\n\nassistant: b\n\nuser: cde', f'{DIALOGUE[:-11]}cde'):
-        assert tokeniser.query(query, 'here') == [ord(letter) for letter in 'cde']
-
-
-def test_utf_16_is_told_how_to_convert(tmp_path):
-    (tmp_path / 'a.csv').write_text('prompt,chosen,rejected\n', encoding='utf-16')
-    with pytest.raises(UserError, match='`iconv -f UTF-16 -t UTF-8` converts it'):
-        records.read(str(tmp_path / 'a.csv'))
+        assert tokeniser.fitted('query', query, 'here') == [ord(letter) for letter in 'cde']

@@ -64,14 +64,14 @@ def test_in_the_terminal_0_is_a_tie_and_9_is_both_bad(tmp_path):
     assert '0    no preference, and go on' in printed and '0-4 or 9 answer' in printed
     assert '9    no preference, as all are bad, and go on' in printed
     log = LabelFolder(str(tmp_path / 'f')).logs['anna']
-    tie, choice, bad = log.uuids.values()
+    tie, choice, bad = log.kept.values()
     assert (tie.value, tie.reason) == (TIE, None) and choice.order.index(choice.value) == 1
     assert (bad.value, bad.is_bad, tie.is_bad) == (TIE, True, False)
     *_, line = (tmp_path / 'f/answers/anna.jsonl').read_text().splitlines()
     assert '"best": "tie"' in line and '"bad": true' in line
     make_folder(tmp_path / 'without', 1)
     assert 'no preference' not in press(tmp_path / 'without', '0')
-    assert not LabelFolder(str(tmp_path / 'without')).logs['anna'].uuids
+    assert not LabelFolder(str(tmp_path / 'without')).logs['anna'].kept
 
 
 def test_files_of_answers_have_ties_where_the_folder_allows_them(tmp_path):
@@ -148,7 +148,7 @@ def test_that_all_are_bad_is_trained_as_a_tie_and_counted_apart(tmp_path):
     said = invoke(f'{words} --task.query_length 3 --task.response_length 4').stdout
     assert 'Not read' not in said
     (log,) = LabelFolder(f'{tmp_path}/g').logs.values()
-    assert [answer.is_bad for answer in log.uuids.values()] == [False, True, False]
+    assert [answer.is_bad for answer in log.kept.values()] == [False, True, False]
 
 
 def test_ties_count_for_neither_policy(tmp_path):

@@ -91,8 +91,7 @@ def test_a_query_that_only_ends_a_text_is_empty():
     ],
 )
 def test_ids_are_those_of_a_text_where_they_have_it(tokens, text, found):
-    encoding = encodings.Test
-    assert token_ids.tokens_of(tokens, text, encoding.get_encoder(), encoding.n_vocab) == found
+    assert token_ids.tokens_of(tokens, text, encodings.Test) == found
 
 
 def test_ids_that_say_whose_they_are_are_taken_as_they_are(tmp_path, own):

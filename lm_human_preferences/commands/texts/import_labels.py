@@ -54,8 +54,7 @@ def import_labels(
         raise UserError('. '.join(why))
     label_type = label_types.get(reward_hparams.labels.type)
     if task is None:
-        shuffled = [into_folder.shuffled(label, label_type) for label in labels]
-        _write_file(output, shuffled, label_type.field, encoding.name)
+        _write_file(output, labels, label_type.field, encoding.name)
     else:
         if SCALE in task and not is_folder(output):
             task[SCALE] = label_type.scale_of([label.answer for label in labels])

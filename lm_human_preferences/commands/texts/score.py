@@ -20,6 +20,7 @@ from lm_human_preferences.frozen_head.reward import FrozenReward
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.texts import preferences, records, token_ids
 from lm_human_preferences.labels.texts.tokenise import Skipped, Tokeniser
+from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.reward_sources.loading import LearnedReward, load_saved, saved_model
 from lm_human_preferences.runs.run_files import REWARD
 from lm_human_preferences.runs.run_settings import reward_settings_of
@@ -105,7 +106,7 @@ def _by_tokens(
     for (where, record), (query, responses) in zip(found, named, strict=True):
         tokeniser.count_special([query, *responses.values()])
         try:
-            pairs += _tokens(record, where, (query, responses), tokeniser, encoding.n_vocab)
+            pairs += _tokens(record, where, (query, responses), tokeniser, encoding)
         except Skipped:
             pairs += [None] * len(responses)
     with warnings_only():
@@ -126,7 +127,7 @@ def _task_of(run: str) -> TaskHParams:
 
 
 def _tokens(
-    record: Any, where: str, named: Named, tokeniser: Tokeniser, n_vocab: int
+    record: Any, where: str, named: Named, tokeniser: Tokeniser, encoding: Encoding
 ) -> list[Pair]:
     """Return [(query tokens, response tokens)]; reuse the tokens of samples from `sample`."""
     query, responses = named
@@ -134,22 +135,20 @@ def _tokens(
     of_response, after_end = record.get('response_tokens'), record.get('tokens_after_end')
     if isinstance(of_response, list) and type(after_end) is int and after_end > 0:
         of_response = of_response[:-after_end]
-    known = token_ids.tokens_of(record.get('query_tokens'), query, tokeniser.encoder, n_vocab)
-    query_tokens = tokeniser.query(query, where, known)
+    known = token_ids.tokens_of(record.get('query_tokens'), query, encoding)
+    query_tokens = tokeniser.fitted('query', query, where, known)
     found = []
     for text in responses.values():
-        known = token_ids.tokens_of(of_response, text, tokeniser.encoder, n_vocab)
-        found.append((query_tokens, tokeniser.response(text, where, known)))
+        known = token_ids.tokens_of(of_response, text, encoding)
+        found.append((query_tokens, tokeniser.fitted('response', text, where, known)))
     return found
 
 
 def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
     """Return the query of a record, and {column of its score: response}."""
-    if isinstance(record, dict) and 'chosen' in record:
+    if 'chosen' in record:
         query, samples = preferences.preference(record, where)
         return query, dict(zip(('chosen', 'rejected'), samples, strict=True))
-    if not isinstance(record, dict):
-        raise UserError(f'{where} is a {type(record).__name__}, not an object')
     query = fields.text_field(record, fields.query_field(record, where) or 'prompt', where)
     query = fields.after_system(record, query, where)
     for name in _RESPONSES:

@@ -84,7 +84,7 @@ def _interval(
     """
     queries: dict[str, Hashable] = {}
     for question in counts:
-        queries[question] = tuple(folder.tokens(folder.questions[question])['query'])
+        queries[question] = tuple(folder.questions[question].ids['query'])
     is_one = len(set(queries.values())) == 1
     successes_of: collections.Counter[Hashable] = collections.Counter()
     counts_of: collections.Counter[Hashable] = collections.Counter()
@@ -96,7 +96,7 @@ def _interval(
 
 
 def _labeller(folder: LabelFolder, name: str, said: Said) -> dict[str, Any]:
-    label_type, last = folder.label_type, folder.logs[name].last_answers()
+    label_type, last = folder.label_type, [*folder.logs[name].last.values()]
     kind = 'people'
     if any(answer.is_simulated for answer in last):
         kind = 'simulated'

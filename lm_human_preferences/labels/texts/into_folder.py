@@ -3,13 +3,12 @@
 import contextlib
 import dataclasses
 import operator
-import random
 import uuid as uuids
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.label_types import LabelType, Value
+from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.labels.answers import GIVEN_ID, UNNAMED, Answer, question_id
 from lm_human_preferences.labels.folder import GOLD, TRAIN, LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller
@@ -19,13 +18,12 @@ from lm_human_preferences.labels.texts.records import TextLabel, Tokens
 def as_asked(labels: Sequence[TextLabel], folder: LabelFolder) -> list[TextLabel]:
     """Return labels with their samples in the order in which the question was first asked.
 
-    A preference that was not asked before is shuffled, as its file has the chosen response first.
     UserError for an answer that is not on the folder's scale.
     """
     label_type = folder.label_type
     asked: dict[tuple[Any, ...], Tokens] = {}
     for question in folder.questions.values():
-        tokens = folder.tokens(question)
+        tokens = question.tokens()
         asked.setdefault(_in_any_order(tokens), tokens)
     found = []
     for label in labels:
@@ -36,22 +34,9 @@ def as_asked(labels: Sequence[TextLabel], folder: LabelFolder) -> list[TextLabel
                     f'{label.where}, field {label_type.field!r}: {label.answer} is not on the scale'
                     f' of {folder.path}, {low} to {high}: use another folder, or convert it'
                 )
-        label = shuffled(label, label_type)
         first = asked.setdefault(_in_any_order(label.tokens), label.tokens)
         found.append(_moved(label, first, label_type))
     return found
-
-
-def shuffled(label: TextLabel, label_type: LabelType) -> TextLabel:
-    """Return a label; if it is a preference (chosen, rejected), shuffle its two samples.
-
-    The tokens seed the shuffling, so a preference that is read again is the same question.
-    """
-    if label.is_ordered:
-        return label
-    query, *samples = label.tokens.values()
-    random.Random(question_id(label.tokens)).shuffle(samples)
-    return _moved(label, dict(zip(label.tokens, [query, *samples], strict=True)), label_type)
 
 
 def _in_any_order(tokens: Tokens) -> tuple[Any, ...]:
@@ -70,7 +55,7 @@ def _moved(label: TextLabel, asked: Tokens, label_type: LabelType) -> TextLabel:
             places.append(left.index(label.tokens[name]))
             left[places[-1]] = []  # taken, so that an equal sample gets another place
         answer = label_type.moved(answer, places)
-    return dataclasses.replace(label, answer=answer, tokens=asked, is_ordered=True)
+    return dataclasses.replace(label, answer=answer, tokens=asked)
 
 
 def add_questions(
@@ -86,13 +71,10 @@ def add_questions(
     source: recorded as the policy of each sample. labellers: function from the index of a new
     question to the number of people who should answer it; default: as many as have answered it.
     """
-    folder = writer.folder
-    if kind == GOLD:
-        _check_gold(labels, folder)
     new: dict[str, list[TextLabel]] = {}
     for label in labels:
         id = question_id(label.tokens)
-        if id not in folder.questions:
+        if id not in writer.folder.questions:
             new.setdefault(id, []).append(label)
     headers = []
     for number, of_question in enumerate(new.values()):
@@ -112,18 +94,6 @@ def add_questions(
         headers.append(header)
     writer.add([of_question[0].tokens for of_question in new.values()], headers)
     return len(new)
-
-
-def _check_gold(labels: Sequence[TextLabel], folder: LabelFolder) -> None:
-    """Raise UserError if two answers to the same gold question contradict each other."""
-    golds: dict[str, tuple[Value, str]] = {}  # {id of a question: (answer, its place for messages)}
-    for question in folder.questions.values():
-        if question.kind == GOLD:
-            golds[question.id] = question.gold, f'a gold question of {folder.path}'
-    for label in labels:
-        gold, where = golds.setdefault(question_id(label.tokens), (label.answer, label.where))
-        if not folder.label_type.matches(label.answer, gold):
-            raise UserError(f'{label.where} contradicts {where}: the answers must be equal')
 
 
 def add_labels(labels: Sequence[TextLabel], writer: QuestionWriter, labeller: str) -> list[str]:
@@ -195,24 +165,23 @@ def _add_answers(labeller: Labeller, given: dict[str, list[Answer]]) -> list[str
     """Add those of `given` that are new for a labeller; return lines on what was done."""
     new, left_out, changed = [], 0, 0
     for question, answers in given.items():
-        answer, before = answers[-1], labeller.log.answer_to(question)
-        if before is not None and before.value is not None and not before.is_imported:
-            left_out += 1  # an answer given in this program stays: it may be the later one
-            continue
+        before = labeller.log.last.get(question)
         if before is not None and before.value is not None:  # a skip does not count
+            if not before.is_imported:
+                left_out += 1  # an answer given in this program stays: it may be the later one
+                continue
             answers = [before, *answers]
         said = [(each.value, each.is_bad) for each in answers]
         if answers[0] is not before or said[0] != said[-1]:
-            new.append(answer)
+            new.append(answers[-1])
         changed += said.count(said[-1]) < len(said)
     labeller.add(sorted(new, key=operator.attrgetter('age')))
-    name = labeller.name
-    lines = [f'{len(new)} answers of {name} added']
+    lines = [f'{len(new)} answers of {labeller.name} added']
     if left_out:
-        lines.append(f'{left_out} answers of {name} were left out: those given here count')
+        lines.append(f'{left_out} answers of {labeller.name} were left out: those given here count')
     if changed:
         lines.append(
-            f'{name} has changed the answer to {changed} questions: the last one counts; if that'
-            ' was somebody else, give --labeller NAME'
+            f'{labeller.name} has changed the answer to {changed} questions: the last one counts;'
+            ' if that was somebody else, give --labeller NAME'
         )
     return lines

@@ -12,6 +12,7 @@ from lm_human_preferences.datasets import fields, messages
 from lm_human_preferences.datasets.messages import (
     USER,
     Message,
+    UnusableError,
     as_plain,
     query_text,
     response_text,
@@ -20,10 +21,6 @@ from lm_human_preferences.errors import UserError
 
 HUMAN, ASSISTANT = '\n\nHuman:', '\n\nAssistant:'  # texts that begin a turn of a transcript
 PAIR = ('chosen', 'rejected')
-
-
-class OtherQueryError(UserError):
-    """Error: two dialogues differ before the assistant answers, so their queries differ."""
 
 
 def preference(record: Mapping[str, Any], where: str) -> tuple[str, tuple[str, str]]:
@@ -43,7 +40,7 @@ def preference(record: Mapping[str, Any], where: str) -> tuple[str, tuple[str, s
     shared = _common_length(_comparable(chosen[:-1]), _comparable(rejected[:-1]))
     for dialogue in (chosen, rejected):
         if len(dialogue) > 1 and dialogue[shared]['role'] == USER:
-            raise OtherQueryError(f'{where}: both dialogues differ first in a turn of the user')
+            raise UnusableError(f'{where}: both dialogues differ first in a turn of the user')
         if len(dialogue) > 1 and dialogue[-1]['role'] == USER:
             raise UserError(f'{where}: a dialogue ends with a turn of the user, which is no answer')
     query = _query(record, chosen[:shared], where)
@@ -72,7 +69,7 @@ def _split_transcripts(
     same = chosen[: _common_length(chosen, rejected)]
     turn = same.rfind(ASSISTANT)
     if turn <= same.rfind(HUMAN):
-        raise OtherQueryError(f'{where}: both transcripts differ first in a turn of the human')
+        raise UnusableError(f'{where}: both transcripts differ first in a turn of the human')
     end = turn + len(ASSISTANT)
     return fields.after_system(record, chosen[:end], where), (chosen[end:], rejected[end:])
 

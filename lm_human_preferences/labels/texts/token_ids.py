@@ -47,60 +47,47 @@ def encoding_of(objects: Sequence[Any], encoding: Encoding, source: str) -> Enco
         ) from e
 
 
-def tokens_of(tokens: Any, text: str, encoder: Encoder, n_vocab: int) -> list[int] | None:
+def are_ids(value: Any, encoding: Encoding) -> bool:
+    """Return whether a JSON value is a list of token ids of an encoding, perhaps with padding."""
+    if not isinstance(value, list) or not all(type(each) is int for each in value):
+        return False
+    real = encoding.get_encoder().without_padding(value)
+    return all(0 <= token < encoding.n_vocab for token in real)
+
+
+def check_ids(value: Any, encoding: Encoding, where: str) -> None:
+    """Raise UserError, which names `where`, unless `are_ids`."""
+    if not are_ids(value, encoding):
+        raise UserError(
+            f'{where} must be token ids 0 to {encoding.n_vocab - 1}, or'
+            f' {encoding.get_encoder().padding_token} for padding'
+        )
+
+
+def tokens_of(tokens: Any, text: str, encoding: Encoding) -> list[int] | None:
     """Return `tokens` without padding if they decode to `text`, else None."""
-    if not _are_tokens(tokens, encoder, n_vocab):
+    if not are_ids(tokens, encoding):
         return None
+    encoder = encoding.get_encoder()
     real = encoder.without_padding(tokens)
     return real if encoder.decode(real) == text else None
 
 
 def as_texts(
-    objects: Sequence[Any], label_type: LabelType, encoding: Encoding, source: str
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (place for messages, label with texts instead of token ids) for each label."""
-    encoder = encoding.get_encoder()
-    for index, label in enumerate(objects):
-        where = f'{source}, label {index}'
-        if not isinstance(label, dict):
-            raise UserError(f'{where} is a {type(label).__name__}, not an object')
-        texts = {}
-        for field in ('query', *label_type.samples):
-            if not _are_tokens(label.get(field), encoder, encoding.n_vocab):
-                raise UserError(
-                    f'{where}, field {field!r} must be token ids 0 to {encoding.n_vocab - 1}, or'
-                    f' {encoder.padding_token} for padding'
-                )
-            texts[field] = text_of(label[field], field, encoder)
-        yield where, {**label, **texts}
+    label: dict[str, Any], label_type: LabelType, encoding: Encoding, where: str
+) -> dict[str, Any]:
+    """Return a label with texts in place of its token ids; UserError if these are not valid."""
+    texts = {}
+    for field in ('query', *label_type.samples):
+        check_ids(label.get(field), encoding, f'{where}, field {field!r}')
+        texts[field] = text_of(label[field], field, encoding.get_encoder())
+    return {**label, **texts}
 
 
 def text_of(tokens: Sequence[int], field: str, encoder: Encoder) -> str:
     """Decode the tokens of a field; a query of only the end-of-text token is empty."""
     real = encoder.without_padding(tokens)
     return '' if field == 'query' and real == [encoder.eot_token] else encoder.decode(real)
-
-
-def _are_tokens(value: Any, encoder: Encoder, n_vocab: int) -> bool:
-    if not isinstance(value, list) or not all(type(each) is int for each in value):
-        return False
-    return all(0 <= token < n_vocab for token in encoder.without_padding(value))
-
-
-def exported(
-    labels: Iterable[dict[str, Any]], label_type: LabelType, encoder: Encoder
-) -> tuple[list[dict[str, Any]], int]:
-    """Return labels with texts, and how many of the texts would be encoded to other tokens."""
-    written, inexact = [], 0
-    for label in labels:
-        texts = {}
-        for field in ('query', *label_type.samples):
-            text = texts[field] = text_of(label[field], field, encoder)
-            is_empty_query = field == 'query' and not text
-            real = encoder.without_padding(label[field])
-            inexact += not is_empty_query and encoder.encode(text) != real
-        written.append({**label, **texts})
-    return written, inexact
 
 
 def preferences(

@@ -8,7 +8,7 @@ from typing import Any
 
 from lm_human_preferences import label_types
 from lm_human_preferences.datasets.fields import is_empty
-from lm_human_preferences.datasets.messages import NotTextError
+from lm_human_preferences.datasets.messages import UnusableError
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.hparams.task_options import TaskHParams
@@ -25,9 +25,8 @@ NOTES = {
     'skipped': 'Skipped: {} records with longer texts',
     'empty': 'Left out: {} records with an empty query or response',
     'equal': 'Left out: {} records whose two responses are the same tokens',
-    'NotTextError': 'Left out: {} records with calls of tools, or parts that are not text',
-    'OtherQueryError': 'Left out: {} records whose dialogues differ before the assistant answers,'
-    ' in their query',
+    'unusable': 'Left out: {} records with calls of tools, parts that are not text, or answers to'
+    ' different queries',
     'special': 'Special tokens of the model are spelled in {} records, as of a chat template. They'
     ' are read as ordinary letters, which no model writes: give lists of messages instead, or'
     ' --task.special_tokens on',
@@ -55,40 +54,56 @@ class Tokeniser:
         self.counts: collections.Counter[str] = collections.Counter()
         self.unread: collections.Counter[str] = collections.Counter()  # {ignored field: count}
 
-    def query(self, text: str, where: str, tokens: list[int] | None = None) -> list[int]:
-        """Return the unpadded tokens of a query; UserError, or Skipped, if it does not fit."""
+    def fitted(
+        self, kind: str, text: str, where: str, tokens: list[int] | None = None
+    ) -> list[int]:
+        """Return the unpadded tokens of a 'query' or a 'response'.
+
+        tokens: those of `text`, if they are known. UserError, or Skipped, if they do not fit.
+        """
+        most = self.lengths[kind]
         if tokens is None:
-            tokens = self._encoded(text, where)
-        if not tokens:
+            try:
+                text.encode()  # fails for lone surrogates, which JSON can hold
+                tokens = self.encoder.encode(text)
+            except (UnicodeEncodeError, UserError) as e:
+                raise UserError(f'{where} cannot be read as text: {e}') from e
+        if not tokens and kind == 'query':
             if self.encoder.eot_token is None:
                 raise UserError(f'{where} has an empty query: the model needs at least one token')
             return [self.encoder.eot_token]
-        return self._fitted(tokens, 'query', where, keeps_end=preferences.is_dialogue(text))
-
-    def response(self, text: str, where: str, tokens: list[int] | None = None) -> list[int]:
-        """Return the tokens of a response, which may be empty; see `query`."""
-        if tokens is None:
-            tokens = self._encoded(text, where)
-        return self._fitted(tokens, 'response', where)
+        if len(tokens) <= most:
+            return tokens
+        if self.too_long == 'refuse':
+            raise UserError(
+                f'{where}: a {kind} has {len(tokens)} tokens, more than {most}; give'
+                f' {self.option} cut or skip'
+            )
+        if self.too_long == 'skip':
+            self.counts['skipped'] += 1
+            raise Skipped
+        self.counts[f'cut {kind}'] += 1
+        is_dialogue = kind == 'query' and preferences.is_dialogue(text)
+        return tokens[-most:] if is_dialogue else tokens[:most]
 
     def question(self, label: TextLabel, fields: Sequence[str], where: str) -> Tokens:
         """Return {name: padded token ids} of query and samples. fields: names of the samples.
 
         Skipped for a preference with an empty text, or with two responses of the same tokens.
         """
-        is_pair = not label.is_ordered
-        if is_pair and any(map(is_empty, (label.query, *label.samples))):
+        if label.is_pair and any(map(is_empty, (label.query, *label.samples))):
             self.counts['empty'] += 1
             raise Skipped
-        samples = [self.response(each, where) for each in label.samples]
-        texts = {'query': self.query(label.query, where), **dict(zip(fields, samples, strict=True))}
-        question = {}
-        for name, tokens in texts.items():
-            missing = self.lengths['query' if name == 'query' else 'response'] - len(tokens)
-            question[name] = tokens + [self.encoder.padding_token] * missing
-        if is_pair and samples[0] == samples[1]:
+        samples = [self.fitted('response', each, where) for each in label.samples]
+        if label.is_pair and samples[0] == samples[1]:
             self.counts['equal'] += 1
             raise Skipped
+        query = self.fitted('query', label.query, where)
+        missing = self.lengths['query'] - len(query)
+        question = {'query': query + [self.encoder.padding_token] * missing}
+        for name, tokens in zip(fields, samples, strict=True):
+            missing = self.lengths['response'] - len(tokens)
+            question[name] = tokens + [self.encoder.padding_token] * missing
         return question
 
     def count_special(self, texts: Iterable[str]) -> None:
@@ -105,35 +120,9 @@ class Tokeniser:
             lines.append(f'Not read, with the number of records that have it: {fields}')
         return lines
 
-    def _encoded(self, text: str, where: str) -> list[int]:
-        try:
-            text.encode()  # fails for lone surrogates, which JSON can hold
-            return self.encoder.encode(text)
-        except UnicodeEncodeError as e:
-            raise UserError(f'{where} is not valid text: {e.reason}') from e
-        except UserError as e:
-            raise UserError(f'{where}: {e}') from e
-
-    def _fitted(
-        self, tokens: list[int], kind: str, where: str, *, keeps_end: bool = False
-    ) -> list[int]:
-        most = self.lengths[kind]
-        if len(tokens) <= most:
-            return tokens
-        if self.too_long == 'refuse':
-            raise UserError(
-                f'{where}: a {kind} has {len(tokens)} tokens, more than {most}; give'
-                f' {self.option} cut or skip'
-            )
-        if self.too_long == 'skip':
-            self.counts['skipped'] += 1
-            raise Skipped
-        self.counts[f'cut {kind}'] += 1
-        return tokens[-most:] if keeps_end else tokens[:most]
-
 
 def tokenise(
-    found: Iterable[tuple[str, Any]],
+    found: Iterable[tuple[str, dict[str, Any]]],
     settings: HParams,
     encoding: Encoding,
     *,
@@ -149,18 +138,18 @@ def tokenise(
     label_type = label_types.get(settings.labels.type)
     if ties:
         label_type.allow_ties()
-    too_long, type_option = map(settings.labels.option_name, ('too_long', 'type'))
-    tokeniser = Tokeniser(encoding, settings.task, settings.labels.too_long, too_long)
+    too_long, option = settings.labels.too_long, settings.labels.option_name('too_long')
+    tokeniser = Tokeniser(encoding, settings.task, too_long, option)
     labels = []
     for where, record in found:
         try:
-            label = records.parse(record, where, label_type, needs_answer, type_option)
-        except (NotTextError, preferences.OtherQueryError) as e:
-            tokeniser.counts[type(e).__name__] += 1
+            label = records.parse(record, where, label_type, needs_answer)
+        except UnusableError:
+            tokeniser.counts['unusable'] += 1
             continue
         tokeniser.unread.update(records.unread(record, label_type))
         tokeniser.count_special((label.query, *label.samples))
         with contextlib.suppress(Skipped):
             tokens = tokeniser.question(label, label_type.samples, where)
-            labels.append(dataclasses.replace(label, where=where, tokens=tokens))
+            labels.append(dataclasses.replace(label, tokens=tokens))
     return labels, tokeniser.notes()
