@@ -1,4 +1,4 @@
-"""Samples of fixed queries during training: SAVE_DIR/samples.jsonl."""
+"""Samples during training: of fixed queries in SAVE_DIR/samples.jsonl, and on the console."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.errors import UserError, os_errors_as
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
-from lm_human_preferences.training.loop import Hook
+from lm_human_preferences.training.loop import KL_COEF, Hook
 from lm_human_preferences.utils.core import random_stream
-from lm_human_preferences.utils.logging import announce
+from lm_human_preferences.utils.logging import announce, log_as_original, log_in_summary
 from lm_human_preferences.utils.option_checks import ceil_div
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lm_human_preferences.plan.phases import TrainPolicy
     from lm_human_preferences.ppo import Rollout
 
+SHOWN, SHOWN_IN_SUMMARY = 3, 2  # samples on the console
 TIMES = 10  # number of times that a run answers each query
 _TRIES = 20  # draws per query before giving up: the data set may have fewer different queries
 
@@ -53,6 +54,35 @@ def hooks(trainer: PPOTrainer, phase: TrainPolicy, seed: int | None, reader: Enc
     interval = ceil_div(trainer.total_steps, TIMES)
     path = os.path.join(run.directory, run_files.SAMPLES)
     return [TrackedSamples(trainer, path, seed, reader, queries, interval, task.truncates)]
+
+
+class OriginalSamples(Hook):
+    """Hook that prints the first few episodes of a PPO step and its duration, as the original."""
+
+    def __init__(self, trainer: PPOTrainer, reader: Encoder) -> None:
+        self.trainer = trainer
+        self.reader = reader
+
+    def after_step(self, step: int, stats: Mapping[str, float]) -> None:
+        """Print samples on rank 0 if they are due; the original counts steps from 0."""
+        trainer, rollout = self.trainer, self.trainer.rollout
+        if rollout is None or trainer.comm.rank != 0:
+            return
+        if trainer.logger.is_due(step - 1):
+            first = rollout[:SHOWN]
+            kls = (first.logprobs - first.ref_logprobs).sum(1)
+            for row, (score, kl) in enumerate(zip(first.scores.tolist(), kls.tolist())):
+                texts = map(self.reader.decode, (first.queries[row], first.scored_responses[row]))
+                numbers = {'score': score, 'kl': kl, 'total': score - stats[KL_COEF] * kl}
+                log_as_original(
+                    *(text.replace('\n', '⏎') for text in texts),
+                    *(f'  {name} = {number:+.2f}' for name, number in numbers.items()),
+                )
+        seconds = trainer.step_seconds
+        episodes_per_second = trainer.ppo.batch_size / max(seconds, 1e-9)
+        log_as_original(
+            f'[ppo_step {step - 1}] step_time={seconds:.2f}s, eps/s={episodes_per_second:.2f}'
+        )
 
 
 @dataclasses.dataclass(eq=False)
@@ -91,9 +121,13 @@ class TrackedSamples(Hook):
         except UserError as e:  # from a reward, which may work again at the next step
             announce(f'WARNING: {self.path} has no samples of step {step}: {e}')
             return
-        lines = []
+        lines, shown = [], [f'samples of step {step}:']
         for record in self._records(step, rollout):
             lines.append(json.dumps(record, ensure_ascii=False) + '\n')
+            texts = f'{record["query"]} | {record["response"]}'.replace('\n', '⏎')
+            shown.append(f'  {texts}   (score {record["score"]:.2f}, KL {record["kl"]:z.2f})')
+        if step in (0, self.trainer.total_steps):
+            log_in_summary(*shown[: 1 + SHOWN_IN_SUMMARY])
         with (
             os_errors_as(f'{self.path} cannot be written'),
             open(self.path, 'ab', buffering=0, opener=storage.open_nofollow) as file,

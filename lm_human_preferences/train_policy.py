@@ -4,7 +4,7 @@ import dataclasses
 import os
 from typing import Any
 
-from lm_human_preferences import lm_tasks, rewards, session
+from lm_human_preferences import lm_tasks, rewards, session, tracked_samples
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
@@ -20,16 +20,27 @@ from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import make_score_fn
 from lm_human_preferences.runs import curves, run_files, run_settings
-from lm_human_preferences.trainers.policy_hooks import policy_hooks
 from lm_human_preferences.trainers.policy_trainer import (
     AdaptiveKLController as AdaptiveKLController,
 )
 from lm_human_preferences.trainers.policy_trainer import FixedKLController as FixedKLController
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer, Responses, make_kl_controller
 from lm_human_preferences.training import console
-from lm_human_preferences.training.loop import Hook, training_loop
+from lm_human_preferences.training.loop import (
+    KL,
+    KL_COEF,
+    Checkpoints,
+    HealthMonitor,
+    Hook,
+    Progress,
+    training_loop,
+)
 from lm_human_preferences.utils.core import exact_div
 from lm_human_preferences.utils.logging import Logger, announce
+
+KL_TARGETS = 10  # an alarm is raised above this multiple of the target of the KL divergence
+KL_PER_TOKEN = 2  # without a target: alarm above this KL, in nats per token of a response
+FINITE = ('ppo/loss/total', KL, 'objective/score')
 
 
 def build_trainer(phase: TrainPolicy, initial_model: TrainedModel, comm: Comm) -> PPOTrainer:
@@ -160,14 +171,31 @@ def _train_rewards(run: session.Run, plan: Plan) -> None:
 
 def hooks(trainer: PPOTrainer, phase: TrainPolicy, checkpointer: Checkpointer) -> list[Hook]:
     """Return the hooks of a policy's training; packages that few runs need are imported here."""
+    run, batch_size = phase.run, trainer.ppo.batch_size
     reader = tokenisers.for_people(trainer.policy.encoder, phase.settings.task.chat)
     found: list[Hook] = []
     if phase.retraining is not None:
         from lm_human_preferences.online.collection import Collection
 
         found.append(Collection(trainer, phase, checkpointer))
-    if phase.run.sample_queries:
-        from lm_human_preferences import tracked_samples
-
+    if run.sample_queries:
         found += tracked_samples.hooks(trainer, phase, checkpointer.seed, reader)
-    return [*found, *policy_hooks(trainer, phase, checkpointer, reader)]
+    columns = {'score': ('objective/score', '.2f')}
+    if trainer.reward_blocks:  # a head gives the scores
+        columns['spread'] = 'objective/score_std', '.2f'
+    columns |= {'KL': (KL, 'z.2f'), 'KL coef': (KL_COEF, '.4g'), 'loss': ('ppo/loss/total', '.3f')}
+    return [
+        *found,
+        tracked_samples.OriginalSamples(trainer, reader),
+        Progress(trainer, phase.name, 'episodes', lambda steps: steps * batch_size, columns),
+        HealthMonitor(run.on_anomaly, trainer, checkpointer, FINITE, most_kl(phase.settings)),
+        Checkpoints(trainer, checkpointer, run.save_interval, phase.settings),
+    ]
+
+
+def most_kl(settings: HParams) -> float:
+    """Return the KL divergence, in nats per response, above which an alarm is raised."""
+    adaptive_kl = settings.rewards.adaptive_kl
+    if adaptive_kl is not None:
+        return KL_TARGETS * adaptive_kl.target
+    return KL_PER_TOKEN * settings.task.response_length

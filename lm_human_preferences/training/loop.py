@@ -20,7 +20,7 @@ from lm_human_preferences.runs import run_dir
 from lm_human_preferences.utils.logging import ALARMS, announce, log_in_summary, progress
 
 REPEAT_AFTER = 100  # steps until the same alarm is reported again
-KL = 'objective/kl'
+KL, KL_COEF = 'objective/kl', 'objective/kl_coef'
 WIDTH = 9  # smallest width of a column, in characters
 
 

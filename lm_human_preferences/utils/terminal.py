@@ -30,10 +30,3 @@ def error_line(error: object) -> str:
 def columns(most: int) -> int:
     """Return the width of the terminal, at most `most`; `most` itself without a terminal."""
     return max(_LEAST_COLUMNS, min(shutil.get_terminal_size((most, 24)).columns, most))
-
-
-def cut_mark(tokens: int) -> str:
-    """Return the text shown in place of `tokens` tokens after a response's end; '' for 0."""
-    if tokens == 0:
-        return ''
-    return f'[{tokens} token cut]' if tokens == 1 else f'[{tokens} tokens cut]'

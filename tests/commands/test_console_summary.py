@@ -10,8 +10,8 @@ from command_line import succeed
 from experiments import resolved
 from trainers import rollout_of
 
+from lm_human_preferences import tracked_samples
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.trainers import policy_hooks
 from lm_human_preferences.training import console, loop
 from lm_human_preferences.utils import logging
 
@@ -38,7 +38,7 @@ def test_summary(tmp_path):
     assert rows[3:] == [('1/5', '64'), ('2/5', '128'), ('4/5', '256'), ('5/5', '320')]
     assert 'phases: reward model, then policy\n' in shown
     assert len(re.findall(r'^ +(?:5/5|8/8) .* 00:00$', shown, re.M)) == 2
-    assert shown.count('(score ') == 4  # two samples of the first step and of the last
+    assert shown.count('(score ') == 4  # two samples before the first step and after the last
     assert max(map(len, lines)) <= 100 + len(str(tmp_path))
     assert lines[-5] == f'The policy is in {tmp_path}/first/policy'
     next_commands = [line.partition(': ')[2].split() for line in lines[-4:]]
@@ -115,39 +115,24 @@ def test_what_is_made_of_a_file_of_queries_is_told_once(tmp_path, words):
     assert [line.rpartition(" '.': ")[2] for line in lines[first + 1 : first + 3]] == ['1', '1']
 
 
-@pytest.mark.parametrize(
-    'console_name, lines',
-    [
-        (
-            'summary',
-            [
-                '  ab | cd [2 tokens cut]   (score 1.00, KL 0.75)',
-                '  ba | dc   (score 2.00, KL -0.25)',
-            ],
-        ),
-        ('original', ['ab', 'cd', '  score = +1.00', '  kl = +0.75', '  total = +0.93']),
-    ],
-)
-def test_samples_have_their_score_kl_and_the_mark_of_a_cut(capsys, console_name, lines):
-    logging.configure_console(console_name)
-    scored = torch.tensor([[2, 3], [3, 2]])
+def test_samples_of_the_original_have_their_score_and_kl(capsys):
+    logging.configure_console('original')
     rollout = rollout_of(
         queries=torch.tensor([[0, 1], [1, 0]]),
         responses=torch.tensor([[0, 0], [3, 2]]),
-        scored_responses=scored,
+        scored_responses=torch.tensor([[2, 3], [3, 2]]),
         scores=torch.tensor([1.0, 2.0]),
         logprobs=torch.tensor([[-1.0, -2.0], [-3.0, -0.5]]),
         values=torch.zeros(2, 2),
         ref_logprobs=torch.tensor([[-1.5, -2.25], [-3.0, -0.25]]),
     )
-    trainer = trainer_of(
-        rollout=rollout, total_steps=2, step_seconds=1.0, ppo=SimpleNamespace(batch_size=2)
-    )
-    encoder = SimpleNamespace(decode=lambda ids: ''.join('abcd'[each] for each in ids))
-    hook = policy_hooks.Samples(trainer, encoder)
+    trainer = trainer_of(rollout=rollout, step_seconds=1.0, ppo=SimpleNamespace(batch_size=2))
+    reader = SimpleNamespace(decode=lambda ids: ''.join('abcd'[each] for each in ids))
+    hook = tracked_samples.OriginalSamples(trainer, reader)
     hook.after_step(1, {'objective/kl_coef': 0.1})
-    shown = capsys.readouterr().out.splitlines()
-    assert [line for line in shown if line in lines] == lines
+    *shown, last = capsys.readouterr().out.splitlines()
+    assert shown[:5] == ['ab', 'cd', '  score = +1.00', '  kl = +0.75', '  total = +0.93']
+    assert len(shown) == 10 and last == '[ppo_step 0] step_time=1.00s, eps/s=2.00'
     trainer.comm = SimpleNamespace(rank=1)
     hook.after_step(1, {'objective/kl_coef': 0.1})
     assert not capsys.readouterr().out

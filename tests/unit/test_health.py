@@ -5,11 +5,11 @@ from command_line import invoke, last_error_of
 from golden_data import load_json, load_npz
 from ranks import on_ranks
 
+from lm_human_preferences import train_policy
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options
-from lm_human_preferences.trainers import policy_hooks
 from lm_human_preferences.training.loop import HealthMonitor
 
 HEALTHY = {'ppo/loss/total': 0.3, 'objective/kl': 5.0, 'objective/score': 1.0}
@@ -39,8 +39,8 @@ def monitor_of(mode='warn', comm=None, **overrides):
         {'task.response_length': 24, 'rewards.adaptive_kl.target': 6.0, 'rewards.adaptive_kl': 'on'}
     )
     settings.override_from_dict(overrides)
-    most_kl = policy_hooks.most_kl(settings)
-    return HealthMonitor(mode, Trainer(comm), Checkpointer(), policy_hooks.FINITE, most_kl)
+    most_kl = train_policy.most_kl(settings)
+    return HealthMonitor(mode, Trainer(comm), Checkpointer(), train_policy.FINITE, most_kl)
 
 
 @pytest.mark.parametrize(
