@@ -172,7 +172,6 @@ class Checkpointer(contextlib.AbstractContextManager):
             state = {**position, 'seed': self.seed, 'library': self.library, 'random': random}
         if self.comm.rank == 0:
             self.wait()
-            trainer.logger.flush()
             self.writing = self.thread.submit(
                 checkpoints.save,
                 self.directory,
@@ -210,7 +209,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             try:
                 yield
             finally:
-                stop_signals.deadline.end()
+                stop_signals.set_deadline(None)
 
     def _request_stop(self, number: int, frame: FrameType | None) -> None:
         """Remember the first stop signal; raise KeyboardInterrupt at the second, or at SIGALRM.
@@ -225,7 +224,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         if self.stop_requested:
             return
         self.stop_requested = True
-        stop_signals.deadline.begin(self.stop_timeout)
+        stop_signals.set_deadline(self.stop_timeout)
         if self.comm.rank == 0:
             # Not print(), which the signal may have interrupted.
             text = (
@@ -240,7 +239,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         if self.writing and self.writing.done():
             self.wait()
         if any(self.comm.all_gather_object(self.stop_requested)):
-            stop_signals.deadline.end()
+            stop_signals.set_deadline(None)
             self.save(trainer)
             self.comm.on_rank_0(self.wait)
             raise AllStopped

@@ -210,7 +210,7 @@ def _apart() -> Iterator[None]:
         if os.getpid() != process:
             os._exit(1)
         stop_signals.restore(handlers)
-        stop_signals.deadline.set_timer()
+        stop_signals.set_timer()
         sys.stdout, sys.stderr = streams
         random.setstate(of_python)
         np.random.set_state(of_numpy)

@@ -1,13 +1,13 @@
 """Event files for TensorBoard, whose own writers import slowly and crash on a full disk."""
 
 import glob
+import io
 import math
 import os
 import socket
 import struct
 import time
 from collections.abc import Mapping
-from typing import BinaryIO
 
 from tensorboard.compat.proto.event_pb2 import (
     Event,  # pyright: ignore[reportAttributeAccessIssue]
@@ -23,8 +23,8 @@ _STRING = 7  # TensorFlow's data type DT_STRING
 _PREFIX = 'events.out.tfevents.'  # prefix of the names of TensorBoard's files
 
 
-def create(directory: str, first_step: int | None) -> BinaryIO:
-    """Create and return an open event file. first_step: step where a run is resumed, else None."""
+def create(directory: str, first_step: int | None) -> io.FileIO:
+    """Create and return an unbuffered event file. first_step: where a run is resumed, or None."""
     os.makedirs(directory, exist_ok=True)
     # TensorBoard reads files by name: a new one comes last, even if the clock was set back.
     second = int(time.time())
@@ -33,7 +33,7 @@ def create(directory: str, first_step: int | None) -> BinaryIO:
         if other.isdecimal():
             second = max(second, int(other) + 1)
     name = f'{_PREFIX}{second}.{socket.gethostname()}.{os.getpid()}'
-    file = open(os.path.join(directory, name), 'ab')
+    file = open(os.path.join(directory, name), 'ab', buffering=0)
     file.write(_encode(Event(wall_time=time.time(), file_version='brain.Event:2')))
     if first_step is not None:
         start = SessionLog(status=SessionLog.START)

@@ -1,13 +1,15 @@
 """Logging of numbers to TensorBoard and the console, and of lines to the console."""
 
+import io
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from tqdm import tqdm
 
+from lm_human_preferences import storage
 from lm_human_preferences.errors import os_errors_as
 from lm_human_preferences.utils import streams
 
@@ -80,7 +82,7 @@ class Logger:
         self.directory: str | None = None
         if self.active and save_dir:
             self.directory = os.path.join(save_dir, 'tb', subdir)
-        self.file: BinaryIO | None = None
+        self.file: io.FileIO | None = None
         self.first_step: int | None = None
 
     def purge_from(self, step: int) -> None:
@@ -105,30 +107,22 @@ class Logger:
                 # In float32, without meaningless digits.
                 shown = str(np.float32(value)) if isinstance(value, float) else value
                 log_as_original(f'k =  {name} , v =  {shown}')
-            self.flush()
 
     def log_text(self, tag: str, text: str, step: int) -> None:
         if self.directory:
             self._write(_event_files().record_of_text(tag, text, step))
 
     def _write(self, record: bytes) -> None:
-        """Append a record to the file; the first record creates it."""
+        """Append a record to the file, unbuffered; the first record creates it."""
         assert self.directory is not None
         with os_errors_as(f'cannot write to {self.directory}'):
             if self.file is None:
                 self.file = _event_files().create(self.directory, self.first_step)
-            assert self.file is not None
-            self.file.write(record)
-
-    def flush(self) -> None:
-        if self.file:
-            with os_errors_as(f'cannot write to {self.directory}'):
-                self.file.flush()
+            storage.append(self.file, record, sync=False)
 
     def close(self) -> None:
         if self.file:
-            with os_errors_as(f'cannot write to {self.directory}'):
-                self.file.close()
+            self.file.close()
 
 
 def _event_files() -> Any:

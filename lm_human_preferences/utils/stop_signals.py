@@ -25,6 +25,7 @@ _handlers: weakref.WeakSet[Callable[[int, FrameType | None], None]] = weakref.We
 # SIGTERM, and saving the run takes a moment.
 STOP_TIMEOUT = 20
 LEAST_SECONDS = 1e-3  # shortest timer: 0 would cancel it
+_deadline: float | None = None  # in seconds of the monotonic clock
 
 
 @contextlib.contextmanager
@@ -57,32 +58,20 @@ def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> 
         restore(before)
 
 
-class Deadline:
-    """Time at which a job that was asked to stop gets SIGALRM."""
-
-    def __init__(self) -> None:
-        self._end: float | None = None  # in seconds of the monotonic clock
-
-    def begin(self, seconds: float) -> None:
-        """Have SIGALRM sent after `seconds`."""
-        self._end = time.monotonic() + seconds
-        self.set_timer()
-
-    def end(self) -> None:
-        """Cancel SIGALRM."""
-        self._end = None
-        self.set_timer()
-
-    def set_timer(self) -> None:
-        """Set the process's timer again, since the user's code may have changed it."""
-        if threading.current_thread() is threading.main_thread():
-            left = 0.0
-            if self._end is not None:
-                left = max(self._end - time.monotonic(), LEAST_SECONDS)
-            signal.setitimer(signal.ITIMER_REAL, left)
+def set_deadline(seconds: float | None) -> None:
+    """Have SIGALRM sent to this job, which was asked to stop, after `seconds`; None: not at all."""
+    global _deadline
+    _deadline = None if seconds is None else time.monotonic() + seconds
+    set_timer()
 
 
-deadline = Deadline()  # a process has a single timer
+def set_timer() -> None:
+    """Set the process's timer to the deadline again, as the user's code may have changed it."""
+    if threading.current_thread() is threading.main_thread():
+        left = 0.0
+        if _deadline is not None:
+            left = max(_deadline - time.monotonic(), LEAST_SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, left)
 
 
 def handlers() -> Handlers:

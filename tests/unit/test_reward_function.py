@@ -99,7 +99,7 @@ def test_random_numbers_signals_and_streams_of_the_run_are_not_touched(write):
         'from lm_human_preferences.utils import stop_signals\n'
         f'def score(queries, responses):\n {seeds}\n'
         ' signal.signal(signal.SIGTERM, signal.SIG_DFL)\n'
-        ' stop_signals.deadline.begin(50)\n signal.alarm(0)\n'
+        ' stop_signals.set_deadline(50)\n signal.alarm(0)\n'
         ' sys.stdout = sys.stderr = io.StringIO()\n return [random.random(), np.random.rand()]'
     )
 
@@ -121,7 +121,7 @@ def test_random_numbers_signals_and_streams_of_the_run_are_not_touched(write):
             assert state() == before and drawn() == numbers
             assert 40 < signal.getitimer(signal.ITIMER_REAL)[0] <= 50
         finally:
-            stop_signals.deadline.end()
+            stop_signals.set_deadline(None)
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
