@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from lm_human_preferences.training.micro_batches import TensorBatch
-from lm_human_preferences.utils.core import those_in, whiten
+from lm_human_preferences.utils.core import TensorBatch, those_in, whiten
 
 if TYPE_CHECKING:
     from lm_human_preferences.hparams.algorithm_options import PpoHParams

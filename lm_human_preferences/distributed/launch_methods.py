@@ -51,12 +51,6 @@ class Launch(NamedTuple):
         """Return whether torchrun or Slurm restarted this job after it failed or was requeued."""
         return _number('TORCHELASTIC_RESTART_COUNT') > 0 or _number('SLURM_RESTART_COUNT') > 0
 
-    @property
-    def is_first_on_host(self) -> bool:
-        """Return whether this is the first rank of its host, as far as the launcher says."""
-        own = ('OMPI_COMM_WORLD_LOCAL_RANK', 'MPI_LOCALRANKID', 'SLURM_LOCALID', 'LOCAL_RANK')
-        return _number(*own) == 0
-
 
 class Endpoint(NamedTuple):
     """Address of the store where ranks meet. job: prefix of its keys, new at each restart."""
@@ -110,6 +104,11 @@ def endpoint() -> Endpoint:
     if not 0 < port < 1 << 16:
         raise UserError(f'MASTER_PORT must be from 1 to 65535, not {port}')
     return Endpoint(address, port, job)
+
+
+def local_rank() -> int:
+    """Return this rank's number on its host, as far as the launcher says, else 0."""
+    return _number('OMPI_COMM_WORLD_LOCAL_RANK', 'MPI_LOCALRANKID', 'SLURM_LOCALID', 'LOCAL_RANK')
 
 
 def first_host(hosts: str) -> str:

@@ -66,10 +66,9 @@ def is_reporter(*, is_lost: bool) -> bool:
 
     is_lost: whether the error is that another rank is lost.
     """
-    launch = launch_methods.current()
     if _store is None:
-        return launch.is_first_on_host  # before ranks meet, all have the same error
-    own = str(launch.rank)
+        return launch_methods.local_rank() == 0  # before ranks meet, all have the same error
+    own = str(launch_methods.current().rank)
     first = ThreadPoolExecutor(1).submit(_store.compare_set, 'failed', '', own)
     try:
         return first.result(STORE_SECONDS).decode() == own

@@ -16,8 +16,7 @@ from lm_human_preferences.labels.folder import TRAIN, QuestionWriter
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.training.micro_batches import map_micro_batches
-from lm_human_preferences.utils.core import random_stream
+from lm_human_preferences.utils.core import map_micro_batches, random_stream
 
 IDLE_BATCHES = 20  # asking stops after so many batches in a row without a new question
 PART = 'train'  # split of the data set

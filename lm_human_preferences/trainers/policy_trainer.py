@@ -22,14 +22,13 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.ppo import PART, Rollout, ScoreFn
 from lm_human_preferences.training import precision
 from lm_human_preferences.training.loop import FailedElsewhere
-from lm_human_preferences.training.micro_batches import concatenate, micro_batches
 from lm_human_preferences.training.networks import (
     POLICY_NETWORKS,
     Networks,
     NetworksByScope,
 )
 from lm_human_preferences.training.optimizer import Adam
-from lm_human_preferences.utils.core import as_numbers, exact_div
+from lm_human_preferences.utils.core import as_numbers, concatenate, exact_div, micro_batches
 from lm_human_preferences.utils.logging import ENDED, LENGTH, VALID, Logger
 
 if TYPE_CHECKING:

@@ -17,10 +17,9 @@ from lm_human_preferences.lm_tasks import QuerySampler
 from lm_human_preferences.plan.phases import TrainReward
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
-from lm_human_preferences.training.micro_batches import map_micro_batches
 from lm_human_preferences.training.networks import REWARD_NETWORKS
 from lm_human_preferences.training.optimizer import Adam
-from lm_human_preferences.utils.core import ceil_div, exact_div, mean_and_std
+from lm_human_preferences.utils.core import ceil_div, exact_div, map_micro_batches, mean_and_std
 from lm_human_preferences.utils.logging import Logger, announce, log_as_original
 
 
