@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Collection
-from typing import Any
 
 import click
 
@@ -11,8 +10,7 @@ from lm_human_preferences.errors import about_option
 from lm_human_preferences.hparams.differences import Experiments
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.folder import LabelFolder, parse_names
-from lm_human_preferences.labels.report import wording
-from lm_human_preferences.labels.report.label_report import report
+from lm_human_preferences.labels.report import label_report
 from lm_human_preferences.labels.texts import token_ids
 from lm_human_preferences.labels.texts.token_ids import PREFERENCES, TEXT, TOKENS
 from lm_human_preferences.storage import outputs
@@ -35,10 +33,14 @@ def report_labels(
                 outputs.check_new_file(path)
     opened = LabelFolder(folder)
     names = parse_names(without)
-    found = report(opened, names)
+    found = label_report.report(opened, names)
     if reward is not None:
-        found |= _on_reward_model(opened, reward, names)
-    for line in wording.lines(folder, found):
+        from lm_human_preferences.commands.sampler import warnings_only
+        from lm_human_preferences.evaluation import reward_on_labels  # these two load torch
+
+        with warnings_only():
+            found['reward'] = reward_on_labels.report(opened, reward, names)
+    for line in label_report.lines(folder, found):
         click.echo(printable(line))
     if output is not None:
         text = json.dumps(found, indent=2) + '\n'
@@ -50,16 +52,6 @@ def report_labels(
     if found['training_labels']:
         command = training_command(opened, experiments, found['training_labels'], without)
         click.echo(f'To train on them: {command}')
-
-
-def _on_reward_model(folder: LabelFolder, run: str, names: Collection[str]) -> dict[str, Any]:
-    """Return {'reward': how well the reward of `run` predicts the labels}."""
-    # Imported here, as they load torch, which the rest of the report does not need.
-    from lm_human_preferences.commands.sampler import warnings_only
-    from lm_human_preferences.evaluation import reward_on_labels
-
-    with warnings_only():
-        return {'reward': reward_on_labels.report(folder, run, names)}
 
 
 def _export(folder: LabelFolder, without: Collection[str], path: str, form: str) -> None:

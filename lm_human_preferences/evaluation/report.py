@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lm_human_preferences import storage
-from lm_human_preferences.labels.report.wording import aligned
+from lm_human_preferences.labels.report.label_report import aligned
 from lm_human_preferences.utils import student
 from lm_human_preferences.utils.terminal import printable
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from lm_human_preferences.hparams.differences import Experiments, decided
 from lm_human_preferences.labels.folder import TRAIN
-from lm_human_preferences.labels.report import wording
+from lm_human_preferences.labels.report import label_report
 from lm_human_preferences.report.facts import Row, Table
 from lm_human_preferences.report.run import DAMAGED, Run, Settings
 from lm_human_preferences.report.texts import NOT_RECORDED, Text, moment, number, short
@@ -70,8 +70,8 @@ def labellers(run: Run, names: Mapping[str, str]) -> Table:
     found = run.trainer.label_report.get('labellers')
     if not found:
         return Table((), [])
-    shown = {names[name]: {**facts, 'positions_p_value': None} for name, facts in found.items()}
-    heads, *rows = wording.labellers(shown)
+    shown = {names[name]: {**facts, 'p': None} for name, facts in found.items()}
+    heads, *rows = label_report.labellers(shown)
     return Table([head.capitalize() for head in heads], rows)
 
 

@@ -11,7 +11,7 @@ from lm_human_preferences import label_types
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.report.agreement import (
     clustered_interval,
-    design_effect,
+    effective_answers,
     in_words,
     krippendorff_alpha,
     uniform_p_value,
@@ -90,34 +90,31 @@ def test_with_one_answer_to_each_question_the_interval_is_wilsons():
 
 
 def test_the_design_effect_by_hand():
-    """Two questions of three answers, 3 and 1 of them right, and one with one answer.
+    """Ten times two questions of three answers, 3 and 1 of them right, and one with one answer.
 
     Unequal ordered pairs over (3 - 1): 0 and 4 / 2. An imagined question has .25 * 3 = .75 answers
-    on either side: 4.75 right, 2.75 wrong. rho = 1 - (7.5 - 1) 2 / (2 * 4.75 * 2.75). The squares
-    of 3, 3 and 1 over their sum: 19 / 7.
+    on either side: 40.75 right, 20.75 wrong. rho = 1 - (61.5 - 1) 20 / (2 * 40.75 * 20.75). The
+    squares of 3, 3 and 1 over their sum: 19 / 7.
     """
-    right, answers = np.array([3.0, 1.0, 1.0]), np.array([3.0, 3.0, 1.0])
-    rho = 1 - 13 / 26.125
-    assert design_effect(right, answers) == pytest.approx(1 + 12 / 7 * rho, abs=1e-12)
-    assert clustered_interval([3, 1, 1], [3, 3, 1]) == (0, 1)  # too few queries
+    right, answers = [3.0, 1.0, 1.0] * 10, [3, 3, 1] * 10
+    rho = 1 - 1210 / (2 * 40.75 * 20.75)
+    effective = 70 / (1 + 12 / 7 * rho)
+    assert effective_answers(right, answers) == pytest.approx(effective, abs=1e-12)
+    interval = wilson_interval(50 / 70 * effective, effective)
+    assert clustered_interval(right, answers) == pytest.approx(interval)
 
 
 @pytest.mark.parametrize('few, has_interval', [([10] * 9, False), ([10] * 10, True)])
 def test_an_interval_takes_ten_queries_that_have_most_of_the_answers(few, has_interval):
     for counts in few, [10, 10, 10, *few[9:], *[1] * (37 if has_interval else 16)]:
-        right = [count // 2 for count in counts]
-        low, high = clustered_interval(right, counts)
+        low, high = clustered_interval([count // 2 for count in counts], counts)
         assert ((low, high) != (0, 1)) == has_interval
         assert ('no interval' in in_words(low, high)) != has_interval
-        if has_interval:
-            effective = sum(counts) / design_effect(np.array(right), np.array(counts))
-            share = sum(right) / sum(counts)
-            assert (low, high) == pytest.approx(wilson_interval(share * effective, effective))
 
 
 def test_labellers_who_all_agree_count_as_one():
-    assert design_effect(np.array([5.0] * 10 + [0.0] * 10), np.full(20, 5.0)) == 5
     assert clustered_interval([5] * 20, [5] * 20) == pytest.approx(wilson_interval(20, 20))
+    assert effective_answers([5.0] * 10 + [0.0] * 10, [5] * 20) == pytest.approx(20)
 
 
 @pytest.mark.parametrize('agreeing', [0.4, 0.95])

@@ -115,8 +115,8 @@ def test_people_without_a_name_have_no_agreement(tmp_path):
     _, folder = bring(tmp_path / 'f', votes[:1], 'bob')
     found = report(folder)
     assert (found['agreement']['pairs'], found['agreement']['raw']) == (1, 1)
-    pairs = {name: row['agreement_pairs'] for name, row in found['labellers'].items()}
-    assert pairs == {'anna': 1, 'bob': 1, 'imported': 0, 'imported-2': 0}
+    pairs = {name: row['agreement'] for name, row in found['labellers'].items()}
+    assert pairs == {'anna': '1 of 1', 'bob': '1 of 1', 'imported': None, 'imported-2': None}
 
 
 def test_a_line_says_that_a_second_file_has_changed_an_answer(tmp_path):

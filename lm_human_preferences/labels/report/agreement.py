@@ -28,8 +28,12 @@ def krippendorff_alpha(answers: Sequence[Sequence[Value]], label_type: LabelType
         for first in places if len(of_question) > 1 else ():
             order = places[first:] + places[:first]
             units.append([label_type.moved(value, order) for value in of_question])
-    if label_type.is_numeric:
-        return _alpha_of_numbers(units)
+    if label_type.is_numeric:  # the library would need an array (units, values, values)
+        pooled = np.array([*itertools.chain(*units)], np.float64)
+        with np.errstate(over='ignore', invalid='ignore'):  # numbers near the largest float
+            inside = sum(len(unit) * np.var(unit, ddof=1) for unit in units) / max(len(pooled), 1)
+            overall = pooled.var(ddof=1) if units else 0.0
+            return float(1 - inside / overall) if overall > 0 else math.nan
     names = [[repr(value) for value in unit] for unit in units]  # a value may be a list
     domain = sorted(set(itertools.chain(*names)))
     if len(domain) < 2:
@@ -40,62 +44,39 @@ def krippendorff_alpha(answers: Sequence[Sequence[Value]], label_type: LabelType
     return float(krippendorff.alpha(value_counts=counts, level_of_measurement='nominal'))
 
 
-def _alpha_of_numbers(units: Sequence[Sequence[float]]) -> float:
-    """Return Krippendorff's alpha, by squared differences, of the numbers given to each unit.
-
-    The library would need an array (units, values, values): too much memory for many values.
-    """
-    pooled = np.array([*itertools.chain(*units)], np.float64)
-    with np.errstate(over='ignore', invalid='ignore'):  # numbers near the largest float
-        inside = sum(len(unit) * np.var(unit, ddof=1) for unit in units) / max(len(pooled), 1)
-        overall = pooled.var(ddof=1) if units else 0.0
-        return float(1 - inside / overall) if overall > 0 else math.nan
-
-
 def clustered_interval(successes: Sequence[float], answers: Sequence[int]) -> tuple[float, float]:
     """Return the 95 % confidence interval of a fraction of answers, clustered by query.
 
-    successes, answers: numbers for each query. As labellers agree, k answers about one query say
-    less than answers about k queries: this is Wilson's interval for the number of answers divided
-    by the design effect. It holds for these labellers only. (0, 1) if queries are too few.
+    successes, answers: numbers for each query. This is Wilson's interval for effective_answers, for
+    these labellers only. (0, 1) if queries are too few.
     """
     effective = effective_answers(successes, answers)
-    if effective == 0:
-        return 0.0, 1.0
-    return wilson_interval(sum(successes) / sum(answers) * effective, effective)
+    return wilson_interval(sum(successes) / max(sum(answers), 1) * effective, effective)
 
 
 def effective_answers(successes: Sequence[float], answers: Sequence[int]) -> float:
     """Return the number of independent answers that would tell as much as clustered ones.
 
     It is 0 if a query has several answers and there are too few queries: they count as
-    (sum of answers)^2 / (sum of answers^2) queries with equally many answers.
+    (sum of answers)^2 / (sum of answers^2) queries with equally many answers. Else it is their
+    number over the design effect (L. Kish), 1 + (sum of answers^2 / sum of answers - 1) rho. rho,
+    the correlation of two answers to one query, is estimated as Krippendorff's alpha, with two
+    queries of weight IMAGINED added: one whose answers are all right, and one with none right.
     """
-    counts = np.array(answers, np.float64)
-    if counts.max(initial=0) > 1 and counts.sum() ** 2 < student.FEWEST * (counts**2).sum():
+    right, counts = np.array(successes, np.float64), np.array(answers, np.float64)
+    total, squares = counts.sum(), (counts**2).sum()
+    repeated = counts > 1
+    if not repeated.any():
+        return float(total)
+    if total**2 < student.FEWEST * squares:
         return 0.0
-    return float(counts.sum()) / design_effect(np.array(successes, np.float64), counts)
-
-
-def design_effect(right: np.ndarray, answers: np.ndarray) -> float:
-    """Return the factor by which clusters raise the variance of a fraction (L. Kish).
-
-    right, answers (questions,): counts. It is 1 + (sum of answers^2 / sum of answers - 1) rho. rho,
-    the correlation of two answers to one question, is estimated as Krippendorff's alpha, with two
-    questions of weight IMAGINED added: one whose answers are all right, and one with none right.
-    """
-    is_repeated = answers > 1
-    if not is_repeated.any():
-        return 1.0
-    right_of, count = right[is_repeated], answers[is_repeated]
-    wrong_of = count - right_of
-    observed = (2 * right_of * wrong_of / (count - 1)).sum()
+    right, count = right[repeated], counts[repeated]
+    wrong = count - right
+    observed = (2 * right * wrong / (count - 1)).sum()
     imagined = IMAGINED * count.mean()
-    all_right, all_wrong = right_of.sum() + imagined, wrong_of.sum() + imagined
-    expected = 2 * all_right * all_wrong
-    rho = 1 - (all_right + all_wrong - 1) * observed / expected
-    spread = (answers**2).sum() / answers.sum() - 1
-    return float(1 + spread * min(max(rho, 0.0), 1.0))
+    all_right, all_wrong = right.sum() + imagined, wrong.sum() + imagined
+    rho = 1 - (all_right + all_wrong - 1) * observed / (2 * all_right * all_wrong)
+    return float(total / (1 + (squares / total - 1) * min(max(rho, 0.0), 1.0)))
 
 
 def wilson_interval(successes: float, n: float) -> tuple[float, float]:
@@ -121,10 +102,8 @@ def uniform_p_value(counts: Sequence[int]) -> float | None:
 
     None if fewer than LEAST_EXPECTED answers are expected in each cell.
     """
-    expected = sum(counts) / max(len(counts), 1)
-    if expected < LEAST_EXPECTED:
+    if sum(counts) < LEAST_EXPECTED * max(len(counts), 1):
         return None
-    from scipy import special  # scipy.stats takes seconds to import
+    from scipy import stats  # takes a second to import
 
-    statistic = sum((count - expected) ** 2 for count in counts) / expected
-    return float(special.chdtrc(len(counts) - 1, statistic))
+    return float(stats.chisquare(counts).pvalue)

@@ -1,10 +1,11 @@
-"""Facts about a folder of labels: its questions, labellers and comparisons of policies."""
+"""Report on a folder of labels: facts for JSON, and tables for the terminal."""
 
 import collections
 import itertools
+import json
 import math
 import statistics
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from lm_human_preferences.label_types import TIE, Value
@@ -14,6 +15,15 @@ from lm_human_preferences.labels.report import agreement
 
 Policy = tuple[str, str]  # (path, digest of the weights)
 Said = dict[str, dict[str, Value]]  # {question: {labeller: answer}}, without skips
+Facts = Mapping[str, Any]  # report, or an entry of it
+
+NOTHING = '-'  # in an empty cell of a table
+MOST_DISAGREEMENTS = 20  # most disagreements that are shown
+PARTS = {  # {split of the labels in evaluation.reward_on_labels: its name here}
+    'held_out': 'held out of its training',
+    'trained_on': 'others',
+    'comparisons': 'comparisons of policies',
+}
 
 
 def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]:
@@ -33,13 +43,13 @@ def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]
         first, *others = given.values() or [None]
         if not all(folder.label_type.matches(value, first) for value in others):
             disagreements[question.id] = given
-    names = [name for name in folder.logs if name not in without]
     return {
-        'label_type': folder.label_type.name,
         'questions': {'all': len(folder.questions), 'answered': answered, 'retired': retired},
         'training_labels': len(folder.counted(without=without)),
         'agreement': _agreement(folder, of_named),
-        'labellers': {name: _labeller(folder, name, of_named) for name in names},
+        'labellers': {
+            name: _labeller(folder, name, of_named) for name in folder.logs if name not in without
+        },
         'comparisons': comparisons(folder, folder.counted(VALIDATION, without)),
         'disagreements': disagreements,
     }
@@ -56,23 +66,17 @@ def _agreement(folder: LabelFolder, said: Said) -> dict[str, Any]:
             equal[question] = sum(math.comb(count, 2) for count in same.values())
             pairs[question] = math.comb(len(given), 2)
     total = sum(pairs.values())
+    answers = [list(said[question].values()) for question in pairs]
+    alpha = agreement.krippendorff_alpha(answers, label_type)
     raw = low = high = chance = None
-    if not label_type.is_numeric:
-        raw = sum(equal.values()) / total if total else None
+    if not label_type.is_numeric and total:
+        raw = sum(equal.values()) / total
         low, high = _interval(folder, equal, pairs)
         # Agreement of two labellers who guess, with one more answer if ties are allowed.
         chance = 1 / (len(label_type.samples) + 1) if label_type.ties else label_type.chance
-    values = [list(said[question].values()) for question in pairs]
-    alpha = agreement.krippendorff_alpha(values, label_type)
-    return {
-        'questions': len(pairs),
-        'pairs': total,
-        'raw': raw,
-        'low': low,
-        'high': high,
-        'chance': chance,
-        'alpha': alpha if math.isfinite(alpha) else None,
-    }
+    found = {'raw': raw, 'low': low, 'high': high, 'chance': chance}
+    known = alpha if math.isfinite(alpha) else None
+    return {'questions': len(pairs), 'pairs': total, 'alpha': known, **found}
 
 
 def _interval(
@@ -82,20 +86,20 @@ def _interval(
 
     Questions are clustered by query, unless all have the same query.
     """
-    queries: dict[str, Hashable] = {}
+    clusters: dict[str, Any] = {}
     for question in counts:
-        queries[question] = tuple(folder.questions[question].ids['query'])
-    is_one = len(set(queries.values())) == 1
-    successes_of: collections.Counter[Hashable] = collections.Counter()
-    counts_of: collections.Counter[Hashable] = collections.Counter()
-    for question, query in queries.items():
-        cluster = question if is_one else query
-        successes_of[cluster] += successes[question]
-        counts_of[cluster] += counts[question]
-    return agreement.clustered_interval(list(successes_of.values()), list(counts_of.values()))
+        clusters[question] = tuple(folder.questions[question].ids['query'])
+    if len(set(clusters.values())) == 1:
+        clusters = {question: question for question in counts}
+    wins, answers = collections.Counter(), collections.Counter()
+    for question, cluster in clusters.items():
+        wins[cluster] += successes[question]
+        answers[cluster] += counts[question]
+    return agreement.clustered_interval(list(wins.values()), list(answers.values()))
 
 
 def _labeller(folder: LabelFolder, name: str, said: Said) -> dict[str, Any]:
+    """Return the row of a labeller, {heading: fact or None}."""
     label_type, last = folder.label_type, [*folder.logs[name].last.values()]
     kind = 'people'
     if any(answer.is_simulated for answer in last):
@@ -105,91 +109,125 @@ def _labeller(folder: LabelFolder, name: str, said: Said) -> dict[str, Any]:
     own = [answer for answer in last if answer.value is not None]
     of_people = [answer for answer in own if not (answer.is_imported or answer.is_simulated)]
     seconds = [answer.seconds for answer in of_people]
-    positions, equal = None, []
-    if not label_type.is_numeric:
-        positions = _positions(folder, own)
-        for given in said.values():
+    positions, gold, equal = [0] * len(folder.samples), [], []
+    for answer in own:
+        best, right = label_type.preferred(answer.value), folder.questions[answer.question].gold
+        if best is not None and not answer.is_imported:
+            positions[answer.order.index(best)] += 1  # place on the screen
+        if right is not None:
+            gold.append(label_type.matches(answer.value, right))
+    for given in said.values():
+        if name in given and not label_type.is_numeric:
             others = [value for other, value in given.items() if other != name]
-            equal += [value == given[name] for value in others] if name in given else []
+            equal += [value == given[name] for value in others]
+    p_value = agreement.uniform_p_value(positions)
     return {
         'kind': kind,
         'answers': len(own),
-        'ties': sum(answer.value == TIE for answer in own) if label_type.ties else None,
-        'all_bad': sum(answer.is_bad for answer in own),  # also counted as ties
+        'ties': sum(answer.value == TIE for answer in own) or None,
+        'all bad': sum(answer.is_bad for answer in own) or None,  # also counted as ties
         'skipped': len(last) - len(own),
-        'median_seconds': statistics.median(seconds) if seconds else None,
-        'positions': positions,
-        'positions_p_value': agreement.uniform_p_value(positions or []),
-        'agreement': statistics.mean(equal) if equal else None,
-        'agreement_pairs': len(equal),
-        'gold': _gold(folder, own),
+        'median s': round(statistics.median(seconds), 1) if seconds else None,
+        'agreement': f'{sum(equal)} of {len(equal)}' if equal else None,
+        'gold': f'{sum(gold)} of {len(gold)}' if gold else None,
+        'positions': ' '.join(map(str, positions)) if any(positions) else None,
+        'p': None if p_value is None else round(p_value, 3),
     }
 
 
-def _positions(folder: LabelFolder, answers: Sequence[Answer]) -> list[int] | None:
-    """Count the answers, not imported, that prefer each place on the screen; None for none."""
-    places = [0] * len(folder.samples)
-    for answer in answers:
-        best = folder.label_type.preferred(answer.value)
-        if best is not None and not answer.is_imported:
-            places[answer.order.index(best)] += 1
-    return places if any(places) else None
-
-
-def _gold(folder: LabelFolder, answers: Sequence[Answer]) -> dict[str, int] | None:
-    """Count the answers to gold questions, and the right answers; None for ratings."""
-    if folder.label_type.chance is None:
-        return None
-    found = {'answers': 0, 'right': 0}
-    for answer in answers:
-        gold = folder.questions[answer.question].gold
-        if gold is not None:
-            found['answers'] += 1
-            found['right'] += folder.label_type.matches(answer.value, gold)
-    return found
-
-
 def comparisons(folder: LabelFolder, answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """Return how often the second of each pair of policies was preferred in `answers`."""
+    """Return how often the second of each pair of policies was preferred in `answers`.
+
+    A policy's name is its path, with a digest of its weights if several policies had this path.
+    """
     given: dict[tuple[Policy, Policy], list[Answer]] = collections.defaultdict(list)
     for answer in answers:
         question = folder.questions[answer.question]
         policies = list(zip(question.policies, question.weights, strict=True))
         given[policies[0], policies[-1]].append(answer)
-    compared = set(itertools.chain(*given))
+    paths = collections.Counter(path for path, _ in set(itertools.chain(*given)))
     found = []
-    for (policy, against), of_pair in given.items():
-        names = {'policy': _name(policy, compared), 'against': _name(against, compared)}
-        found.append({**names, **_wins(folder, of_pair, against)})
+    for pair, of_pair in given.items():
+        names = []
+        for path, weights in pair:
+            digest = f' (weights {weights[:8] or "unknown"})'
+            names.append(path if paths[path] == 1 else path + digest)
+        wins: collections.Counter[str] = collections.Counter()
+        counts: collections.Counter[str] = collections.Counter()
+        for answer in of_pair:
+            question = folder.questions[answer.question]
+            best = folder.label_type.preferred(answer.value)
+            if best is not None:
+                wins[question.id] += (question.policies[best], question.weights[best]) == pair[1]
+                counts[question.id] += 1
+        low, high = _interval(folder, wins, counts)
+        numbers = {'n': counts.total(), 'wins_of_against': wins.total(), 'low': low, 'high': high}
+        ties = len(of_pair) - counts.total()
+        found.append({'policy': names[0], 'against': names[1], **numbers, 'ties': ties})
     return found
 
 
-def _name(policy: Policy, compared: Collection[Policy]) -> str:
-    """Return a policy's path, with a digest of its weights if several policies had this path."""
-    path, weights = policy
-    if sum(path == each for each, _ in compared) == 1:
-        return path
-    return f'{path} (weights {weights[:8] or "unknown"})'
+def lines(folder: str, found: Facts) -> Iterator[str]:
+    """Yield the lines of a report on a folder, and on a reward model's predictions, if any."""
+    counts = '{all} questions, {answered} answered, {retired} retired (skipped by two labellers)'
+    yield f'{folder}: {counts.format(**found["questions"])}'
+    yield f'labels to train on: {found["training_labels"]}'
+    if found['labellers']:
+        yield ''
+        yield from aligned(labellers(found['labellers']))
+    yield ''
+    yield from aligned(_measured(found))
+    if found['disagreements']:
+        yield ''
+        yield f'{len(found["disagreements"])} disagreements, of which --output FILE has all:'
+        for question, answers in list(found['disagreements'].items())[-MOST_DISAGREEMENTS:]:
+            given = ', '.join(f'{name} {json.dumps(value)}' for name, value in answers.items())
+            yield f'  {question[:8]}: {given}'
+    if 'reward' in found:
+        reward = found['reward']
+        yield ''
+        yield f'{reward["run"]} predicts these labels:'
+        for part, name in PARTS.items():
+            yield f'  {name}: {reward[part]["in_words"] if reward[part] else "no labels"}'
 
 
-def _wins(folder: LabelFolder, answers: Sequence[Answer], against: Policy) -> dict[str, Any]:
-    """Return how often `against` was preferred; the rate is None if all answers are ties."""
-    wins: collections.Counter[str] = collections.Counter()
-    counts: collections.Counter[str] = collections.Counter()
-    for answer in answers:
-        question = folder.questions[answer.question]
-        best = folder.label_type.preferred(answer.value)
-        if best is not None:
-            wins[question.id] += (question.policies[best], question.weights[best]) == against
-            counts[question.id] += 1
-    won, n = wins.total(), counts.total()
-    low, high = _interval(folder, wins, counts)
-    return {
-        'n': n,
-        'questions': len(counts),
-        'wins_of_against': won,
-        'win_rate': won / n if n else None,
-        'low': low,
-        'high': high,
-        'ties': len(answers) - n,
-    }
+def _measured(found: Facts) -> list[list[str]]:
+    """Return a table of the agreement of labellers, and of comparisons of policies."""
+    agreed = found['agreement']
+    raw, alpha = agreed['raw'], agreed['alpha']
+    where = f'agreement, {agreed["pairs"]} pairs of answers to {agreed["questions"]} questions'
+    rows = [['measured', 'result', 'interval', 'by chance']]
+    rows.append([where, NOTHING, NOTHING, NOTHING])
+    if raw is not None:
+        interval = agreement.in_words(agreed['low'], agreed['high'])
+        rows[-1][1:] = [f'{100 * raw:.1f} %', interval, f'{100 * agreed["chance"]:.1f} %']
+    rows.append(["Krippendorff's alpha", NOTHING if alpha is None else f'{alpha:.3f}', '', ''])
+    for each in found['comparisons']:
+        names = f'{each["against"]} preferred to {each["policy"]}, {each["ties"]} ties left out'
+        rows.append(
+            [
+                names,
+                f'{each["wins_of_against"]} of {each["n"]}',
+                agreement.in_words(each['low'], each['high']),
+                '50.0 %',
+            ]
+        )
+    return rows
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a line for each row, with the first column aligned left, and the others right."""
+    columns = []
+    for number, column in enumerate(zip(*rows, strict=True)):
+        width = max(map(len, column))
+        align = str.rjust if number else str.ljust
+        columns.append([align(cell, width) for cell in column])
+    return ['  '.join(row).rstrip() for row in zip(*columns, strict=True)]
+
+
+def labellers(found: Mapping[str, Facts]) -> list[list[str]]:
+    """Return the table of labellers, headings first, without columns that are all empty."""
+    rows = [{'labeller': name, **found[name]} for name in sorted(found)]
+    heads = [head for head in rows[0] if any(row[head] is not None for row in rows)]
+    cells = [[NOTHING if row[head] is None else str(row[head]) for head in heads] for row in rows]
+    return [heads, *cells]
