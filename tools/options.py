@@ -71,7 +71,7 @@ NOTES = {  # below a heading
     'Other commands': (
         '`evaluate SAVE_DIR`, `label FOLDER`, `labels FOLDER`, `score RUN FILE`, `report RUN...`'
         ' ([report.md](report.md)),\n`export MODEL_DIR OUTPUT_DIR`, and `import_labels EXPERIMENT'
-        ' FILE OUTPUT`, which also takes `--labels.type`,\n`--labels.too_long` and the options'
+        ' FILE FOLDER`, which also takes `--labels.type`,\n`--labels.too_long` and the options'
         ' `--task.NAME`. `label` has the options of the [page](#run), too, as\n`--web.NAME`.'
     ),
 }

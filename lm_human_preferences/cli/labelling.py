@@ -35,9 +35,8 @@ HELP: dict[str, dict[str, Any]] = {  # {command: texts of its help page}
     },
     'import_labels': {
         'example': './launch.py import_labels mock_sentiment pairs.jsonl ./my-labels',
-        'help': 'Import labels that are texts into OUTPUT: a label file if its name ends in .json,'
-        ' else a folder. A line of FILE has prompt, chosen and rejected, or query, sample0, sample1'
-        ' and so on, and best.',
+        'help': 'Import labels that are texts into FOLDER. A line of FILE has prompt, chosen and'
+        ' rejected, or query, sample0, sample1 and so on, and best.',
     },
     'label': {
         'example': './launch.py label ./my-labels --labeller anna',
@@ -70,7 +69,7 @@ def label_commands(
     return [
         of_experiment('ask', JobName.ASK, options.AskHParams, ['folder']),
         of_experiment(
-            'import_labels', JobName.IMPORT_LABELS, options.ImportHParams, ['file', 'output']
+            'import_labels', JobName.IMPORT_LABELS, options.ImportHParams, ['file', 'folder']
         ),
         Job(JobName.LABEL, options.LabelHParams, ['folder']).command('label', **HELP['label']),
         Job(

@@ -1,16 +1,19 @@
 """Command `label`: a folder's questions, to be answered by single keys or on a web page."""
 
+import contextlib
 import os
 import re
+import sys
+import termios
 import textwrap
 import time
-from collections.abc import Sequence
+import tty
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
 
 from lm_human_preferences import shell
-from lm_human_preferences.commands.keys import Keys, keys_at_once
 from lm_human_preferences.errors import UserError, option_renamed
 from lm_human_preferences.hparams.labelling_options import LabelHParams, WebHParams
 from lm_human_preferences.label_types.base import BAD_KEY, TIE_KEY
@@ -25,6 +28,7 @@ from lm_human_preferences.utils.terminal import columns, printable
 
 WIDEST = 80  # largest number of columns that a question takes
 HIGHEST_KEY = 9
+REPEAT_SECONDS = 0.5  # a key repeated so soon is held down, or pressed by mistake
 GUARD_SECONDS = 0.25  # a key this soon was meant for the previous question, as on the page
 UNDO = ('u', '\x7f', '\b')  # the latter two are what backspace sends
 ENTER = ('\r', '\n')
@@ -89,6 +93,52 @@ def _simulate(folder: LabelFolder, labeller: str, reward: str, **options: Any) -
     with Labeller(folder, labeller) as writer:
         count = simulated.simulate(writer, model.score, **options)
     click.echo(f'{labeller} (simulated) has given {count} answers')
+
+
+@contextlib.contextmanager
+def keys_at_once() -> Iterator[None]:
+    """Make keys available at once within the block, without Enter, and do not echo them."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+class Keys:
+    """Keys pressed on a terminal, or characters of a pipe; EOFError at the end of the pipe."""
+
+    def __init__(self) -> None:
+        self.are_pressed = sys.stdin.isatty()
+        self._waiting: list[str] = []
+        self._last, self._when = '', 0.0  # last key, and when it came
+
+    def next(self) -> str:
+        """Return the next key, or '' for an arrow or function key; KeyboardInterrupt for Ctrl-C."""
+        while True:
+            if not self._waiting:
+                self._waiting = self._read()
+            key, now = self._waiting.pop(0), time.monotonic()
+            is_held = key == self._last and now - self._when < REPEAT_SECONDS
+            self._last, self._when = key, now
+            if not (self.are_pressed and is_held):
+                return key
+
+    def _read(self) -> list[str]:
+        if not self.are_pressed:
+            character = sys.stdin.read(1)
+            while character == '\n':  # keys may be on lines of their own
+                character = sys.stdin.read(1)
+            if not character:
+                raise EOFError
+            return [character]
+        pressed = click.getchar()
+        # An arrow or a function key is several characters; so are keys pressed at one moment.
+        return [''] if pressed.startswith('\x1b') else list(pressed)
 
 
 class Session:

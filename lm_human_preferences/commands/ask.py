@@ -73,7 +73,6 @@ def ask(
     precision.configure_for(max(size.n_embd for size in sizes), 'fp32')
     for note in lm_tasks.query_notes(task, encoding.get_encoder(), PARTS[kind]):
         click.echo(note)
-    record |= {'encoding': encoding.name}
     with QuestionWriter(folder, record, encoding) as writer:
         at_once = max(1, options.batch_size // options.best_of)
         sampler = QuestionSampler(policies, task, writer.folder.label_type, at_once)
@@ -113,7 +112,6 @@ def _ask_given(
         )
     fields = label_types.get(settings.labels.type).samples
     new = [label for label in given if not are_equal([label.tokens[name] for name in fields])]
-    record |= {'encoding': encoding.name}
     with QuestionWriter(folder, record, encoding) as writer:
         new = into_folder.as_asked(new, writer.folder)
         kind, source = (TRAIN, os.path.basename(path)) if gold is None else (GOLD, GOLD)
@@ -132,7 +130,6 @@ def task_record(
     settings: HParams,
     folder: str,
     experiment: str,
-    encoding: str | None = None,
     instructions: str | None = None,
     ties: bool = False,
 ) -> dict[str, Any]:
@@ -147,8 +144,6 @@ def task_record(
             ' best_of_2 or best_of_4'
         )
     record = new_task(settings.labels.type, settings.task.to_nested_dict(), text, ties, experiment)
-    if encoding is not None:
-        record['encoding'] = encoding
     if is_folder(folder):
         there = read_task(folder)
         check_same_task(folder, there, record)

@@ -224,8 +224,8 @@ class ScalarComparison(_Number):
         return labels['difference'] / 2  # as in the original
 
 
-def find(name: str) -> LabelType | None:
-    """Return the label type called `name`; None if there is none."""
+def get(name: str) -> LabelType:
+    """Return the label type called `name`: scalar_rating, best_of_4, ...; else OptionError."""
     for pattern, label_type in TYPES.items():
         # The sign is allowed because the original accepts best_of_-1, which has no samples.
         match = re.fullmatch(re.escape(pattern).replace('N', '(-?[0-9]{1,4})'), str(name))
@@ -237,16 +237,8 @@ def find(name: str) -> LabelType | None:
             found.name = str(name)
             found.complete()
             return found
-    return None
-
-
-def get(name: str) -> LabelType:
-    """Return the label type called `name`: scalar_rating, best_of_4, ...; else OptionError."""
-    found = find(name)
-    if found is None:
-        choices = []
-        for pattern in TYPES:
-            example = f' (as in {pattern.replace("N", "4")}, up to {MAX_RESPONSES})'
-            choices.append(pattern + example if 'N' in pattern else pattern)
-        raise OptionError('--labels.type', f'{name!r:.80} is none of {", ".join(choices)}')
-    return found
+    choices = []
+    for pattern in TYPES:
+        example = f' (as in {pattern.replace("N", "4")}, up to {MAX_RESPONSES})'
+        choices.append(pattern + example if 'N' in pattern else pattern)
+    raise OptionError('--labels.type', f'{name!r:.80} is none of {", ".join(choices)}')

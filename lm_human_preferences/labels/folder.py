@@ -259,7 +259,7 @@ def _parse_question(record: dict[str, Any], label_type: LabelType) -> Question:
 class QuestionWriter(json_lines.Writer):
     """Exclusive writer of a folder's questions; creates the folder if it does not exist."""
 
-    def __init__(self, path: str, task: dict[str, Any], encoding: Encoding | None = None) -> None:
+    def __init__(self, path: str, task: Mapping[str, Any], encoding: Encoding) -> None:
         file = os.path.join(path, QUESTIONS)
         with os_errors_as(f'{path} cannot be made'):
             os.makedirs(path, 0o700, exist_ok=True)
@@ -268,11 +268,11 @@ class QuestionWriter(json_lines.Writer):
         super().__init__(file, in_use, opener=storage.open_private)  # hides gold answers
         try:
             if is_folder(path):
-                check_same_task(path, read_task(path), task)
+                check_same_task(path, read_task(path), {**task, 'encoding': encoding.name})
             else:
-                if encoding is not None:
-                    encoding.copy_files(path)
-                text = json.dumps({'format': FORMAT, **task}, indent=2)
+                encoding.copy_files(path)
+                content = {'format': FORMAT, **task, 'encoding': encoding.name}
+                text = json.dumps(content, indent=2)
                 storage.write_bytes(os.path.join(path, TASK), f'{text}\n'.encode())
             self.folder = LabelFolder(path)
         except BaseException:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lm_human_preferences import label_types, storage
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.runs.run_files import TASK
 from lm_human_preferences.storage.schema import COUNT, matches_schema
@@ -31,9 +31,8 @@ def read_task(path: str) -> dict[str, Any]:
     if not matches_schema(task, SCHEMA):
         raise UserError(f'{file} is damaged, or of another version of this program')
     name, scale = task['label_type'], task.get(SCALE)
-    label_type = label_types.find(name)
-    if label_type is None or label_type.control.choices < 2:
-        raise UserError(f'{file} is damaged: unknown label type {name!r:.80}')
+    with about_option(file):
+        label_type = label_types.get(name)
     if scale is not None:
         is_pair = label_type.scale is not None and matches_schema(scale, (int, int))
         if not is_pair or tuple(scale) != label_type.scale_of(scale):

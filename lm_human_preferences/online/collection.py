@@ -147,7 +147,6 @@ class RunLabels:
                 text = storage.read_text(online.instructions).strip()
         label_type = self.reward_settings.labels.type
         task = new_task(label_type, phase.settings.task.to_nested_dict(), text, online.ties)
-        task['encoding'] = encoding.name
         directory = phase.run.directory or stack.enter_context(tempfile.TemporaryDirectory())
         writer = QuestionWriter(os.path.join(directory, LABELS), task, encoding)
         self.folder = stack.enter_context(writer).folder

@@ -302,7 +302,7 @@ def test_answers_about_one_query_are_together(tmp_path):
     asked = list(itertools.islice(random_questions(samples=2), 100))
     for number, tokens in enumerate(asked):
         tokens['query'] = [number // 10] * 3
-    with QuestionWriter(str(path), task) as writer:
+    with QuestionWriter(str(path), task, encodings.Test) as writer:
         writer.add(asked, [header] * 100)
     answer(path, 'anna', {number: int(number < 70) for number in range(100)})
     (comparison,) = report_of(path, tmp_path)[0]['comparisons']

@@ -4,6 +4,7 @@ import itertools
 import random
 
 from lm_human_preferences.labels.folder import QuestionWriter
+from lm_human_preferences.language import encodings
 
 TASK = {
     'label_type': 'best_of_4',
@@ -38,6 +39,6 @@ def make_folder(path, count=3, *, task=None, seed=0, samples=4, tokens=26, **hea
     task = {**TASK, **(task or {})}
     header = {**HEADER, 'policies': ['initial'] * samples, **header}
     new = random_questions(seed, samples, task['task'], tokens)
-    with QuestionWriter(str(path), task) as writer:
+    with QuestionWriter(str(path), task, encodings.by_name(task['encoding'])) as writer:
         writer.add(list(itertools.islice(new, count)), [header] * count)
         return writer.folder

@@ -13,6 +13,7 @@ from lm_human_preferences.hparams.labelling_options import LabelHParams, WebHPar
 from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.page.server import LabelServer
+from lm_human_preferences.language import encodings
 from lm_human_preferences.language.encodings import Encoder, Encoding
 
 
@@ -43,7 +44,7 @@ def write_texts(path, texts, label_type='best_of_4', **header):
     questions = [
         dict(zip(['query', *names], map(ByteEncoder().encode, row), strict=True)) for row in texts
     ]
-    with QuestionWriter(str(path), task) as writer:
+    with QuestionWriter(str(path), task, encodings.by_name(task['encoding'])) as writer:
         writer.add(questions, [header] * len(texts))
 
 

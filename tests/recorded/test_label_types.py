@@ -115,4 +115,5 @@ def test_a_number_means_what_is_shown_there(name, number, order, expected):
 
 def test_a_label_has_up_to_a_thousand_responses():
     assert len(label_types.get('best_of_1000').samples) == 1000
-    assert label_types.find('best_of_1001') is None
+    with pytest.raises(ValueError, match='up to 1000'):
+        label_types.get('best_of_1001')

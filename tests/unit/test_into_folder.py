@@ -31,7 +31,7 @@ def bring(path, records, labeller='imported', label_type='best_of_2'):
     task = {'label_type': label_type, 'encoding': 'test', 'instructions': '', 'task': LENGTHS}
     if label_types.get(label_type).can_tie:
         task['ties'] = True
-    with QuestionWriter(str(path), task) as writer:
+    with QuestionWriter(str(path), task, encodings.Test) as writer:
         said = into_folder.add_labels(labels, writer, labeller)
     return said, LabelFolder(str(path))
 

@@ -271,7 +271,7 @@ def asked_by_a_run(path, while_interrupted=None):
         source = QuestionSource(policy=trainer.policy, writer=writer, phase=phase, seed=3)
         source.ask(step, count)
 
-    with QuestionWriter(str(path), task) as writer:
+    with QuestionWriter(str(path), task, encodings.Test) as writer:
         ask(writer, 0, 8)
         if while_interrupted:
             ask(writer, 1, 12)

@@ -122,6 +122,7 @@ def test_labels_of_tables(tmp_path, label_type, header, row, answer):
 def test_ids_of_a_table_stay_with_labels_of_token_ids(tmp_path):
     table = 'id,topic,prompt,chosen,rejected\n7,x,abc,de,fg\n8,,abd,de,fg\n'
     path, file = write(tmp_path / 'x.csv', table), tmp_path / 'labels.json'
-    printed = succeed(f'import_labels test {path} {file} --labels.type best_of_2').stdout
+    printed = succeed(f'import_labels test {path} {tmp_path}/f --labels.type best_of_2').stdout
+    succeed(f'labels {tmp_path}/f --export {file}')
     assert 'Not read, with the number of records that have it: topic (1)\n' in printed
     assert [label['id'] for label in json.loads(file.read_text())] == ['7', '8']

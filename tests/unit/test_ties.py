@@ -196,9 +196,6 @@ def test_ties_are_imported_where_they_are_allowed(tmp_path):
     assert "field 'best' must be" in error_of(invoke(words))
     succeed(f'{words} --ties on')
     assert [answer.value for answer in LabelFolder(f'{tmp_path}/f').counted()] == [0, TIE]
-    result = invoke(f'import_labels test {file} {tmp_path}/x.json --labels.type best_of_2')
-    assert result.exit_code == 0 and '1 answers without a preference are left out' in result.stdout
-    assert [label['best'] for label in json.loads((tmp_path / 'x.json').read_text())] == [0]
 
 
 def test_only_a_choice_can_have_ties():
