@@ -19,7 +19,7 @@ import os
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 from lm_human_preferences import shell, storage
 from lm_human_preferences.errors import UserError, os_errors_as
@@ -223,14 +223,6 @@ class LabelFolder:
         for _, record in reader.new_records():
             lines = max(lines, record.get('answers', {}).get(labeller, 0))
         return lines
-
-
-def are_line_counts(value: object) -> TypeGuard[dict[str, int]]:
-    """Return whether `value`, which was read from JSON, is {labeller: number of lines}."""
-    return isinstance(value, dict) and all(
-        LABELLER.fullmatch(name) and type(lines) is int and lines >= 0
-        for name, lines in value.items()
-    )
 
 
 def parse_names(names: str | None) -> tuple[str, ...]:

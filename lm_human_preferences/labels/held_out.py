@@ -44,23 +44,10 @@ def _numbered(subjects: Sequence[str]) -> torch.Tensor:
 def _subjects(
     labels: Labels, label_type: LabelType, name_of: Callable[[torch.Tensor], str]
 ) -> list[str]:
-    """Return a name of each label's subject. name_of: function from tokens to a name."""
-    queries = [name_of(query) for query in labels['query']]
-    is_one = len(set(queries)) == 1
-    names = []
-    for row, query in enumerate(queries):
-        if is_one or not query:
-            names.append([name_of(labels[sample][row]) for sample in label_type.samples])
-        else:
-            names.append([query])
-    return _connected(names)
+    """Return a name of each label's subject. name_of: function from tokens to a name.
 
-
-def _connected(names: Sequence[Sequence[str]]) -> list[str]:
-    """Return the group of each label, named by the alphabetically first name in it.
-
-    Labels that share a name are in the same group: those of one ranking, for example, share
-    responses, and say something about each other.
+    Labels that share a response are in one group, named by the alphabetically first of its names:
+    those of one ranking, for example, say something about each other.
     """
     roots: dict[str, str] = {}
 
@@ -69,10 +56,17 @@ def _connected(names: Sequence[Sequence[str]]) -> list[str]:
             name = roots[name]
         return name
 
-    for of_label in names:
-        first, *others = sorted(map(root, of_label))
+    queries = [name_of(query) for query in labels['query']]
+    is_one = len(set(queries)) == 1
+    subjects = []
+    for row, query in enumerate(queries):
+        names = [query]
+        if is_one or not query:
+            names = [name_of(labels[sample][row]) for sample in label_type.samples]
+        first, *others = sorted(map(root, names))
         roots.update(dict.fromkeys(others, first))
-    return [root(of_label[0]) for of_label in names]
+        subjects.append(first)
+    return [root(subject) for subject in subjects]
 
 
 def _text(tokens: torch.Tensor, encoder: Encoder) -> str:

@@ -7,7 +7,6 @@ import torch
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import OptionError
 from lm_human_preferences.labels import label_files, simulated
-from lm_human_preferences.labels.folder import are_line_counts
 from lm_human_preferences.labels.held_out import Labels, split
 from lm_human_preferences.plan.phases import TrainReward
 from lm_human_preferences.policy import Policy
@@ -37,7 +36,6 @@ def read(phase: TrainReward, policy: Policy, comm: Comm) -> TrainingLabels:
         loaded = label_files.made_up(simulated.simulated_labels(settings, policy, comm))
     else:
         lines = before.get('answers')  # of a folder, as many as there were
-        lines = lines if are_line_counts(lines) else None
         encoding = policy.trained_model.encoding
         loaded = label_files.load_labels(settings, encoding, comm, lines)
     learned, held_out, notes = split(loaded.tensors, settings, policy.encoder)

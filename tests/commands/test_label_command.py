@@ -17,7 +17,6 @@ from label_page import press
 from lm_human_preferences.commands import answer_questions as label_command
 from lm_human_preferences.labels.answers import REASONS
 from lm_human_preferences.labels.folder import LabelFolder
-from lm_human_preferences.utils.terminal import printable
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,12 +48,6 @@ def test_a_key_chooses_the_sample_that_is_shown_there(path):
         assert screen[str(index % 4 + 1)] == ''.join(letters[token] for token in tokens)
     assert 'Saved: 8 answers in this sitting, 8 in all' in printed
     assert 'Nothing is left for you to answer.' in printed
-
-
-def test_keys_may_be_on_lines_of_their_own_and_others_do_nothing(path):
-    make_folder(path, 3)
-    press(path, '1\n7\nx\n0\n \n2\n')
-    assert places(path) == [0, 1]
 
 
 def test_the_last_answer_can_be_taken_back(path):
@@ -101,15 +94,6 @@ def test_leaving_and_coming_back_goes_on_with_the_same_question(path):
     last, shown = (text.split('2 done, 2 to go')[1].split('leave')[0] for text in (first, again))
     assert last == shown
     assert TASK['instructions'] in first and TASK['instructions'] not in again
-
-
-def test_text_cannot_move_the_cursor():
-    text = 'a\x1b[2Jb\u202ec\x07\u200b\ttab é日本'
-    shown = printable(text)
-    assert shown == r'a\x1b[2Jb\u202ec\x07\u200b\ttab é日本'
-    # Two Hangul fillers, the grapheme joiner, variation selectors: of categories Lo and Mn
-    unseen = 'a\u3164\u115f\u034f\ufe0f\U000e0100b'
-    assert printable(unseen) == unseen.encode('unicode_escape').decode()
 
 
 def test_instructions_cannot_move_the_cursor(tmp_path):

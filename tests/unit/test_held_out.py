@@ -1,8 +1,6 @@
 """Held-out labels: choosing them, predicting them, and a training with some."""
 
-import collections
 import math
-import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +8,7 @@ import pytest
 import torch
 from command_line import succeed
 from experiments import resolved
-from ranks import give_each_thread_its_own_numpy_random, on_ranks
+from ranks import on_ranks
 from sample_files import write_lines
 
 from lm_human_preferences import label_types, train_reward
@@ -145,50 +143,6 @@ def test_of_a_training_held_out_queries_are_in_no_other_label(tmp_path):
     assert learned.isdisjoint(held_out)
 
 
-def coin_flips():
-    """Yield pairs about 400 queries, three of four responses each, of which a coin chose one."""
-    rng = random.Random(0)
-
-    def word(length):
-        return ''.join(rng.choices('abcdefghijklmnopqrstuvwxyz', k=length))
-
-    for query in dict.fromkeys(word(3) for _ in range(400)):
-        chosen = word(4)
-        for _ in range(3):
-            yield {'prompt': query, 'chosen': chosen, 'rejected': word(4)}
-
-
-def learned_by_heart(labels):
-    """Return the rewards of a model that knows its labels, and draws lots where it does not."""
-    wins = collections.Counter()
-    columns = [labels[field].tolist() for field in ('query', 'sample0', 'sample1', 'best')]
-    for query, first, second, best in zip(*columns, strict=True):
-        wins[str(query), str(second if best else first)] += 1
-        wins[str(query), str(first if best else second)] -= 1
-    lots = random.Random(0)
-
-    def rewards(queries, responses):
-        rows = []
-        for query, samples in zip(queries.tolist(), responses.tolist(), strict=True):
-            rows.append([wins[str(query), str(each)] + 0.01 * lots.random() for each in samples])
-        return torch.tensor(rows)
-
-    return rewards
-
-
-def test_nobody_predicts_held_out_coin_flips(tmp_path):
-    file = write_lines(tmp_path / 'a.jsonl', coin_flips())
-    settings = {'labels.source': str(file), 'labels.type': 'best_of_2'}
-    settings |= {'labels.num_train': None, 'labels.held_out': 0.25}
-    trainer = trainer_of(settings)
-    rewards = learned_by_heart(trainer.labels)
-    found = predict(rewards, trainer.held_out, PAIRS, 64, Comm())
-    low, high = found.interval()
-    assert found.labels > 100 and low < 0.5 < high and high - low > 0.1, str(found)
-    of_known = predict(rewards, trainer.labels, PAIRS, 64, Comm())
-    assert of_known.accuracy > 0.9  # or the test would prove nothing
-
-
 def rewards_are_first_tokens(queries, responses):
     return responses[:, :, 0].float()
 
@@ -283,12 +237,3 @@ def test_simulated_labels_err_as_often_as_they_should():
     wrong = simulated._with_errors(labels, label_types.get('best_of_4'), 0.4)['best'] != 0
     assert wrong.double().mean().item() == pytest.approx(0.4 * 3 / 4, abs=0.02)
     assert not labels['best'].any()
-
-
-def test_two_ranks_have_one_accuracy(monkeypatch, capsys):
-    """Both take part in every measurement, or one would wait for the other for ever."""
-    give_each_thread_its_own_numpy_random(monkeypatch)
-    settings = {'labels.num_train': 96, 'labels.held_out': 0.3, 'normalize_samples': 64}
-    hparams = resolved('train_reward', 'test', settings)
-    on_ranks(2, lambda comm: train_reward.train(hparams, comm))
-    assert capsys.readouterr().out.count('held out: as the labeller') == 1

@@ -1,16 +1,13 @@
 """The simulated labeller: how often it errs, what it prefers, when it leaves."""
 
-import math
 import random
 import statistics
 from itertools import islice
 
 import pytest
-import torch
 from label_folders import make_folder
 
 from lm_human_preferences import label_types
-from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.simulated import simulate, simulated_answer
@@ -72,17 +69,6 @@ def test_of_equals_each_is_chosen_as_often(name, rewards, possible):
     assert set(given) == set(possible)
     for answer in possible:
         assert given.count(answer) / 3000 == pytest.approx(1 / len(possible), abs=0.03)
-
-
-@pytest.mark.parametrize('name', ['best_of_2', 'scalar_rating'])
-@pytest.mark.parametrize('reward', [math.nan, math.inf])
-def test_nobody_judges_by_what_is_no_number(name, reward):
-    label_type = label_types.get(name)
-    rewards = [0.0, reward][-len(label_type.samples) :]
-    with pytest.raises(UserError, match='by which nothing can be judged'):
-        simulated_answer(label_type, rewards, random.Random(0))
-    with pytest.raises(UserError, match='by which nothing can be judged'):
-        label_type.simulate(torch.tensor([rewards]), random.Random(0))
 
 
 @pytest.mark.parametrize('reward, deviation', [(0.5, 1), (-3, 3)])

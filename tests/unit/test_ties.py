@@ -91,26 +91,6 @@ def test_files_of_answers_have_ties_where_the_folder_allows_them(tmp_path):
         LabelFolder(str(path))
 
 
-def test_ask_records_whether_there_are_ties(tmp_path):
-    path = tmp_path / 'f'
-    succeed(f'ask test {path} --count 2')
-    assert 'ties' not in json.loads((path / 'task.json').read_text())
-    assert 'a folder without ties' in error_of(invoke(f'ask test {path} --count 1 --ties on'))
-    error = error_of(invoke(f'ask test {path}2 --ties on --labels.type scalar_rating'))
-    assert error.startswith('--ties on: labels of the type scalar_rating have no ties')
-    succeed(f'ask test {path}2 --count 2 --ties on')
-    assert invoke(f'ask test {path}2 --count 2').exit_code == 0  # which goes on as it was begun
-    assert LabelFolder(f'{path}2').label_type.ties and len(LabelFolder(f'{path}2').questions) == 4
-    error = error_of(
-        invoke(
-            'train_policy test x --mpi 1 --save_dir None --rewards.online.labels 64'
-            ' --rewards.online.ties on --rewards.train_new_model.labels.type scalar_rating'
-            ' --dry_run'
-        )
-    )
-    assert 'rewards.online.ties: labels of the type scalar_rating have no ties' in error
-
-
 def test_two_ties_agree_and_a_tie_with_a_choice_does_not(tmp_path):
     make_folder(tmp_path / 'f', 3, task=WITH_TIES, labellers=2)
     say(tmp_path / 'f', 'anna', TIE, TIE, 1)
@@ -151,6 +131,21 @@ def test_that_all_are_bad_is_trained_as_a_tie_and_counted_apart(tmp_path):
     assert [answer.is_bad for answer in log.kept.values()] == [False, True, False]
 
 
+def test_a_folder_is_begun_with_ties_or_without(tmp_path):
+    path = tmp_path / 'f'
+    succeed(f'ask test {path} --count 2')
+    assert 'a folder without ties' in error_of(invoke(f'ask test {path} --count 1 --ties on'))
+    error = error_of(invoke(f'ask test {path}2 --ties on --labels.type scalar_rating'))
+    assert error.startswith('--ties on: labels of the type scalar_rating have no ties')
+    file = write_lines(
+        tmp_path / 'x.jsonl', [{'query': 'b', 'sample0': 'b', 'sample1': 'a', 'best': 'tie'}]
+    )
+    words = f'import_labels test {file} {path}3 --labels.type best_of_2'
+    assert "field 'best' must be" in error_of(invoke(words))
+    succeed(f'{words} --ties on')
+    assert [answer.value for answer in LabelFolder(f'{path}3').counted()] == [TIE]
+
+
 def test_ties_count_for_neither_policy(tmp_path):
     policies = ['old', 'old', 'new', 'new']
     make_folder(tmp_path / 'f', 3, task=WITH_TIES, kind='validation', policies=policies)
@@ -185,20 +180,3 @@ def test_a_training_learns_from_ties_and_exports_keep_them_where_they_have_a_pla
     assert learned(tmp_path / 'a.json') == [2, 1]
     assert len((tmp_path / 'b.jsonl').read_text().splitlines()) == 6
     assert learned(tmp_path / 'c.jsonl') == [2, TIED, 1]
-
-
-def test_ties_are_imported_where_they_are_allowed(tmp_path):
-    file = tmp_path / 'texts.jsonl'
-    samples = {f'sample{i}': 'abc'[i:] for i in range(2)}
-    records = [{'query': 'a', **samples, 'best': 0}, {'query': 'b', **samples, 'best': 'tie'}]
-    write_lines(file, records)
-    words = f'import_labels test {file} {tmp_path}/f --labels.type best_of_2'
-    assert "field 'best' must be" in error_of(invoke(words))
-    succeed(f'{words} --ties on')
-    assert [answer.value for answer in LabelFolder(f'{tmp_path}/f').counted()] == [0, TIE]
-
-
-def test_only_a_choice_can_have_ties():
-    assert label_types.get('best_of_4').allow_ties().ties
-    rating = label_types.get('scalar_rating').allow_ties()
-    assert (rating.ties, rating.control.tie) == (False, '')

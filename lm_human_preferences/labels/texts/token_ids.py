@@ -28,23 +28,18 @@ def as_file(objects: Iterable[dict[str, Any]], path: str) -> str:
     return '[' + ',\n'.join(lines) + ']\n'
 
 
-def encoding_of(objects: Sequence[Any], encoding: Encoding, source: str) -> Encoding:
+def encoding_of(objects: Sequence[dict[str, Any]], encoding: Encoding, source: str) -> Encoding:
     """Return the encoding of the token ids in labels; UserError if it is unknown, or several."""
     is_of_gpt2 = tokenisers.unnamed_ids_are_of_gpt2(encoding)
     unnamed = encodings.Main.name if is_of_gpt2 else encoding.name
-    names = {str(label.get(FIELD, unnamed)) for label in objects if isinstance(label, dict)}
-    if len(names) > 1:
-        raise UserError(f'{source} holds token ids of several encodings: {sorted(names)!r:.160}')
-    if names <= {encoding.name}:
-        return encoding
-    (name,) = names
-    try:
-        return encodings.by_name(name)
-    except UserError as e:
-        raise UserError(
-            f'{source} holds token ids of encoding {name!r:.80}, not {encoding.name!r}: export'
-            ' these labels as texts (--export_as text)'
-        ) from e
+    names = {str(label.get(FIELD, unnamed)) for label in objects}
+    for known in (encoding, encodings.Main, encodings.Test, encodings.Reviews):
+        if names == {known.name}:
+            return known
+    raise UserError(
+        f'{source} holds token ids of encoding {" and ".join(sorted(names)):.160}, not'
+        f' {encoding.name}: export these labels as texts (--export_as text)'
+    )
 
 
 def are_ids(value: Any, encoding: Encoding) -> bool:
