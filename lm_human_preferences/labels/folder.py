@@ -257,7 +257,7 @@ class QuestionWriter(json_lines.Writer):
             os.makedirs(path, 0o700, exist_ok=True)
             os.makedirs(os.path.join(path, ANSWERS), exist_ok=True)
         in_use = f'{file} is in use: another program adds questions; try again when it has ended'
-        super().__init__(file, in_use, opener=storage.open_private)  # hides gold answers
+        super().__init__(file, in_use)
         try:
             if is_folder(path):
                 check_same_task(path, read_task(path), {**task, 'encoding': encoding.name})

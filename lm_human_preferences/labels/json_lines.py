@@ -1,10 +1,11 @@
 """Append-only files with one JSON object per line; writers remove a line that was cut off."""
 
+import contextlib
 import errno
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Self
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError, os_errors_as
@@ -47,26 +48,20 @@ def as_object(value: Any, where: str) -> dict[str, Any]:
     return value
 
 
-class Writer:
+class Writer(contextlib.AbstractContextManager['Writer']):
     """Exclusive writer of a file; it creates a missing file and removes an unfinished last line.
 
     in_use: message of the UserError that is raised if another process is writing the file.
     """
 
-    def __init__(
-        self,
-        path: str,
-        in_use: str,
-        *,
-        opener: Callable[[str, int], int] = storage.open_nofollow,
-    ) -> None:
+    def __init__(self, path: str, in_use: str) -> None:
         self.path = path
         self._unwritable = f'{path} cannot be written'
         is_new = not os.path.exists(path)
         with os_errors_as(self._unwritable):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             try:
-                self.file = storage.open_locked(path, 'ab+', opener=opener)
+                self.file = storage.open_locked(path, 'ab+', opener=storage.open_private)
             except BlockingIOError:
                 raise UserError(in_use) from None
             self.file.seek(0)
@@ -89,9 +84,6 @@ class Writer:
 
     def close(self) -> None:
         self.file.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

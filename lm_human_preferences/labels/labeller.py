@@ -90,31 +90,20 @@ class Labeller(Writer):
         return tuple(sorted(samples, key=lambda index: self.rank(f'{question.id}/{index}')))
 
     def answer(
-        self,
-        question: Question,
-        value: Value | None,
-        seconds: float,
-        *,
-        reason: str | None = None,
-        uuid: str | None = None,
-        is_bad: bool = False,
-        simulated: bool = False,
+        self, question: Question, value: Value | None, seconds: float, **more: Any
     ) -> Answer:
-        """Write an answer to the disk; with value None, a skip and its reason.
+        """Write an answer to the disk; with value None, a skip. more: other fields of Answer.
 
         Refused if another answer has this uuid, or the labeller has answered the question already.
         """
         answer = Answer(
-            uuid=uuid or str(uuids.uuid4()),
             labeller=self.name,
             question=question.id,
             value=value,
-            reason=reason,
             order=self.order(question),
             seconds=round(seconds, 3),
             time=self.folder.time_of_next_answer(),
-            is_bad=is_bad,
-            is_simulated=simulated,
+            **{'uuid': str(uuids.uuid4()), **more},
         )
         if answer.uuid in self.folder.given or question.id in self.log.last:
             raise Refused(f'{self.name} has answered this question already')

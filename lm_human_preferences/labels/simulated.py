@@ -138,7 +138,7 @@ def simulate(labeller: Labeller, score: Score, *, error: float = 0.0, seed: int 
             rewards = _next_rewards(labeller, score)
         rng = random.Random(f'{seed}/{labeller.name}/{question.id}')
         value = simulated_answer(label_type, rewards[question.id], rng, error)
-        labeller.answer(question, value, time.monotonic() - begin, simulated=True)
+        labeller.answer(question, value, time.monotonic() - begin, is_simulated=True)
         given += 1
     return given
 

@@ -193,33 +193,25 @@ def bytes_of(tmp_path):
 CALL = {'role': 'assistant', 'content': 'a', 'tool_calls': [{'function': {'name': 'f'}}]}
 IMAGE = {**GOOD, 'content': [*PARTS, {'type': 'image_url', 'image_url': {'url': 'x'}}]}
 OTHER = {**USER, 'content': 'Who?'}
-LEFT_OUT = {
-    '1 records with calls of tools, parts that are not text, or answers to different queries': [
-        {'chosen': f'{DIALOGUE} a{MORE} b', 'rejected': f'{DIALOGUE} a\n\nHuman: x'},
-        {'chosen': [USER, GOOD], 'rejected': [OTHER, BAD]},
-        {'prompt': 'a', 'chosen': [GOOD], 'rejected': [CALL]},
-        {'prompt': 'a', 'chosen': [IMAGE], 'rejected': [BAD]},
-    ],
-    '1 records with an empty query or response': [
-        {'prompt': 'a', 'chosen': '\u200b', 'rejected': 'b'},
-    ],
-    '1 records whose two responses are the same tokens': [
-        {'prompt': 'a', 'chosen': 'b', 'rejected': 'b'},
-        {'prompt': 'a', 'chosen': f'{"b" * 90}c', 'rejected': f'{"b" * 90}d'},  # once they are cut
-    ],
-}
+LEFT_OUT = [
+    {'chosen': f'{DIALOGUE} a{MORE} b', 'rejected': f'{DIALOGUE} a\n\nHuman: x'},
+    {'chosen': [USER, GOOD], 'rejected': [OTHER, BAD]},
+    {'prompt': 'a', 'chosen': [GOOD], 'rejected': [CALL]},
+    {'prompt': 'a', 'chosen': [IMAGE], 'rejected': [BAD]},
+    {'prompt': 'a', 'chosen': '\u200b', 'rejected': 'b'},
+    {'prompt': 'a', 'chosen': 'b', 'rejected': 'b'},
+    {'prompt': 'a', 'chosen': f'{"b" * 90}c', 'rejected': f'{"b" * 90}d'},  # once they are cut
+]
 
 
-@pytest.mark.parametrize(
-    'record, note', [(record, note) for note, found in LEFT_OUT.items() for record in found]
-)
-def test_what_cannot_be_used_is_left_out_and_counted(record, note, tmp_path):
+@pytest.mark.parametrize('record', LEFT_OUT)
+def test_what_cannot_be_used_is_left_out_and_counted(record, tmp_path):
     last_differs = {'chosen': [*HELLO, USER, GOOD], 'rejected': [*HELLO, USER, BAD, USER, GOOD]}
     settings = hparams(query=90, response=90, too_long='cut')
     found = [('here', record), ('there', last_differs)]
     labels, notes = tokenise.tokenise(found, settings, bytes_of(tmp_path))
     assert [label.samples[label.answer] for label in labels] == ['Because.']
-    assert f'Left out: {note}' in notes
+    assert any(note.startswith('Left out: 1 records with an empty text') for note in notes)
 
 
 def test_fields_that_are_not_read_are_named_once_with_their_records(tmp_path):

@@ -1,7 +1,6 @@
 """Conversion of labels from texts to token ids that fit a task's encoding and lengths."""
 
 import collections
-import contextlib
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -23,10 +22,8 @@ NOTES = {
     'cut query': 'Cut: {} queries, to --task.query_length',
     'cut response': 'Cut: {} responses, to --task.response_length',
     'skipped': 'Skipped: {} records with longer texts',
-    'empty': 'Left out: {} records with an empty query or response',
-    'equal': 'Left out: {} records whose two responses are the same tokens',
-    'unusable': 'Left out: {} records with calls of tools, parts that are not text, or answers to'
-    ' different queries',
+    'unusable': 'Left out: {} records with an empty text, two equal responses, a call of a tool, a'
+    ' part that is not text, or answers to different queries',
     'special': 'Special tokens of the model are spelled in {} records, as of a chat template. They'
     ' are read as ordinary letters, which no model writes: give lists of messages instead, or'
     ' --task.special_tokens on',
@@ -89,15 +86,13 @@ class Tokeniser:
     def question(self, label: TextLabel, fields: Sequence[str], where: str) -> Tokens:
         """Return {name: padded token ids} of query and samples. fields: names of the samples.
 
-        Skipped for a preference with an empty text, or with two responses of the same tokens.
+        UnusableError for a preference with an empty text, or two responses of the same tokens.
         """
         if label.is_pair and any(map(is_empty, (label.query, *label.samples))):
-            self.counts['empty'] += 1
-            raise Skipped
+            raise UnusableError(f'{where} has an empty text')
         samples = [self.fitted('response', each, where) for each in label.samples]
         if label.is_pair and samples[0] == samples[1]:
-            self.counts['equal'] += 1
-            raise Skipped
+            raise UnusableError(f'{where} has two equal responses')
         query = self.fitted('query', label.query, where)
         missing = self.lengths['query'] - len(query)
         question = {'query': query + [self.encoder.padding_token] * missing}
@@ -144,12 +139,12 @@ def tokenise(
     for where, record in found:
         try:
             label = records.parse(record, where, label_type, needs_answer)
-        except UnusableError:
-            tokeniser.counts['unusable'] += 1
-            continue
-        tokeniser.unread.update(records.unread(record, label_type))
-        tokeniser.count_special((label.query, *label.samples))
-        with contextlib.suppress(Skipped):
+            tokeniser.unread.update(records.unread(record, label_type))
+            tokeniser.count_special((label.query, *label.samples))
             tokens = tokeniser.question(label, label_type.samples, where)
             labels.append(dataclasses.replace(label, tokens=tokens))
+        except UnusableError:
+            tokeniser.counts['unusable'] += 1
+        except Skipped:
+            pass
     return labels, tokeniser.notes()
