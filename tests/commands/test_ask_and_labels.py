@@ -18,6 +18,7 @@ from lm_human_preferences.commands import ask as asking
 from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.hparams.reward_options import LabelHParams
+from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller
