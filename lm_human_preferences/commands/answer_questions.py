@@ -153,12 +153,12 @@ class Session:
         self.encoder = tokenisers.for_people(encoder, self.folder.task['task'].get('chat'))
         self.columns = columns(WIDEST)
         self.given = 0
-        self.pressed: list[int] = []  # numbers pressed so far for this answer
         self._shown_at = time.monotonic()
-        if self.control.first < 0 or self.control.last > HIGHEST_KEY:
+        has_keys = self.control.first >= 0 and self.control.last <= HIGHEST_KEY
+        if not has_keys or self.control.keys > 1:
             raise UserError(
-                f'{self.folder.path} is answered by the numbers {self.control.first} to'
-                f' {self.control.last}: a terminal has keys for 0 to {HIGHEST_KEY}'
+                f'{self.folder.path}: a terminal has single keys for 0 to {HIGHEST_KEY}, which its'
+                ' questions do not go by; give --web on'
             )
 
     def run(self) -> None:
@@ -195,35 +195,27 @@ class Session:
         """Show a question until it is answered or skipped, or an earlier answer is taken back."""
         tokens = question.tokens()
         order = self.labeller.order(question)
-        self.pressed = []
         self._show(tokens, order)
         begin = self._shown_at
         while True:
             key = self._key()
-            is_number = re.fullmatch('[0-9]', key) is not None
-            is_part = is_number and self.control.accepts([*self.pressed, int(key)])
+            numbers = [int(key)] if re.fullmatch('[0-9]', key) else []
+            is_answer = numbers != [] and self.control.accepts(numbers)
             since_shown = time.monotonic() - self._shown_at
             is_too_soon = self.keys.are_pressed and since_shown < GUARD_SECONDS
-            if is_too_soon and (is_part or key == 's'):
+            if is_too_soon and (is_answer or key == 's'):
                 continue  # meant for the previous question
-            if is_part:
-                self.pressed.append(int(key))
-                if len(self.pressed) == self.control.keys:
-                    value = self.label_type.answer_of(self.pressed, order)
-                    seconds = time.monotonic() - begin
-                    is_bad = self.control.is_bad(self.pressed)
-                    self.labeller.answer(question, value, seconds, is_bad=is_bad)
-                    self.given += 1
-                    return
-                self._show_pressed()
-            elif key == 's':
+            if is_answer:
+                value = self.label_type.answer_of(numbers, order)
+                seconds = time.monotonic() - begin
+                is_bad = self.control.is_bad(numbers)
+                self.labeller.answer(question, value, seconds, is_bad=is_bad)
+                self.given += 1
+                return
+            if key == 's':
                 if self._skip(question, begin):
                     return
                 self._show(tokens, order)
-                click.echo('Not skipped: that key stands for none of the reasons.')
-            elif key in UNDO and self.pressed:
-                self.pressed.pop()
-                self._show_pressed()
             elif key in UNDO and self._undo() is not None:
                 return
             elif key in HELP_KEYS:
@@ -287,13 +279,7 @@ class Session:
         numbers = f'{TIE_KEY if self.control.tie else self.control.first}-{self.control.last}'
         more = f' or {BAD_KEY}' if self.control.bad else ''
         click.echo(f'{numbers}{more} answer, s skip, u undo, h help, q leave')
-        if self.pressed:
-            self._show_pressed()
         self._shown_at = time.monotonic()
-
-    def _show_pressed(self) -> None:
-        numbers = ' '.join(map(str, self.pressed)) or 'nothing'
-        click.echo(f'so far: {numbers} (u takes back the last one)')
 
     def _show_text(self, mark: str, tokens: Sequence[int]) -> None:
         """Print a text with visible line ends, and with control characters escaped."""

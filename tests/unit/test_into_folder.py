@@ -119,18 +119,18 @@ def test_people_without_a_name_have_no_agreement(tmp_path):
     assert pairs == {'anna': '1 of 1', 'bob': '1 of 1', 'imported': None, 'imported-2': None}
 
 
-def test_a_line_says_that_a_second_file_has_changed_an_answer(tmp_path):
+def test_the_last_answer_of_an_import_counts(tmp_path):
     for best, worst in ((GOOD, BAD), (BAD, GOOD)):
         records = [preference('abc', best, worst), preference('bca', GOOD, BAD)]
-        said, _ = bring(tmp_path / 'f', records, 'anna')
-    assert 'anna has changed the answer to 1 questions: the last one counts' in said[-1]
-    assert said[-1] not in bring(tmp_path / 'f', records, 'anna')[0]
+        said, folder = bring(tmp_path / 'f', records, 'anna')
+    assert said[1] == '1 answers of anna added' and len(folder.counted()) == 2
     both = [preference('abc', best, worst) for best, worst in ((GOOD, BAD), (BAD, GOOD))]
-    assert said[-1] in bring(tmp_path / 'one', both, 'anna')[0]  # of one file, too
+    one = bring(tmp_path / 'one', both, 'anna')[1].counted()
+    assert [answer.value for answer in one] == [folder.counted()[-1].value]
     tie = {'query': 'abc', 'sample0': GOOD, 'sample1': BAD, 'best': TIE}
-    bring(tmp_path / 'bad', [tie], 'anna')
-    said, folder = bring(tmp_path / 'bad', [{**tie, 'bad': True}], 'anna')
-    assert 'changed the answer to 1' in said[-1] and folder.counted()[0].is_bad
+    for more in ({}, {'bad': True}):
+        _, folder = bring(tmp_path / 'bad', [{**tie, **more}], 'anna')
+    assert folder.counted()[0].is_bad
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import documentation
 import example_label_type
 import pytest
 import torch
-from command_line import succeed
+from command_line import error_of, invoke, succeed
 from experiments import resolved
 from label_folders import make_folder
-from label_page import answers_of, press
+from label_page import answers_of, served
 
 from lm_human_preferences import label_types, lm_tasks, train_reward
 from lm_human_preferences.distributed.comm import Comm
@@ -74,18 +74,16 @@ def test_loss_of_three_by_hand():
     assert guessed == pytest.approx(math.log(6))
 
 
-def test_people_answer_by_keys_and_a_reward_model_learns_from_it(tmp_path):
+def test_people_answer_on_the_page_and_a_reward_model_learns_from_it(tmp_path):
     path = tmp_path / 'f'
     succeed(f'ask test {path} --count 8 --labels.type ranking_of_4')
-    # A key that was pressed already, or that stands for nothing, does not count; h is for help; u
-    # takes back the last one, and after an answer the whole answer.
-    keys = '224h59u134' + '1234' + 'u' + '4321' + '3412' * 6
-    printed = press(path, keys)
-    assert '1-4  press all, the best first, and go on' in printed
-    assert 'so far: 2 4 ' in printed and 'so far: 2 4 5' not in printed
-    assert printed.count('so far: 2 4 (') == 2  # pressed, and shown again after the help
+    assert 'give --web on' in error_of(invoke(f'label {path} --labeller anna'))
+    with served(path, 'anna') as (_, anna):
+        while question := anna.question():
+            assert anna.answer(question['id'], 3, 3, 1, 2)[0] == 400
+            assert anna.answer(question['id'], 3, 4, 1, 2)[0] == 200
     rankings = [example_label_type.places(answer) for answer in answers_of(path, 'anna')]
-    assert rankings == [[2, 1, 3, 4], [4, 3, 2, 1], *[[3, 4, 1, 2]] * 6]
+    assert rankings == [[3, 4, 1, 2]] * 8
     hparams = hparams_of('test', labels__source=str(path), batch_size=8, labels__num_train=8)
     labels, *_ = load_labels(hparams, encodings.Test)
     assert labels['ranking'].tolist() == [answer.value for answer in answers_of(path, 'anna')]

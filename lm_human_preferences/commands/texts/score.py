@@ -104,7 +104,6 @@ def _by_tokens(
     tokeniser = Tokeniser(encoding, _task_of(run), too_long, option='--too_long')
     pairs: list[Pair | None] = []
     for (where, record), (query, responses) in zip(found, named, strict=True):
-        tokeniser.count_special([query, *responses.values()])
         try:
             pairs += _tokens(record, where, (query, responses), tokeniser, encoding)
         except Skipped:

@@ -124,15 +124,15 @@ def add_labels(labels: Sequence[TextLabel], writer: QuestionWriter, labeller: st
 
 def _answers(
     labels: Sequence[TextLabel], folder: LabelFolder, labeller: str
-) -> tuple[dict[str, dict[str, list[Answer]]], int]:
-    """Return {labeller: {id of a question: answers in order}}, and the number of repeated rows.
+) -> tuple[dict[str, dict[str, Answer]], int]:
+    """Return {labeller: {id of a question: last answer}}, and the number of repeated rows.
 
     Unnamed answers to one question count as those of different people; repeated rows count once.
     """
     unnamed: dict[str, list[tuple[Any, ...]]] = {}  # {question: (answer, whether all are bad, id)}
     repeated = 0
     now = folder.time_of_next_answer()
-    given: dict[str, dict[str, list[Answer]]] = {}
+    given: dict[str, dict[str, Answer]] = {}
     for number, label in enumerate(labels):
         name, id = label.labeller or labeller, question_id(label.tokens)
         if name == UNNAMED:
@@ -157,31 +157,23 @@ def _answers(
             is_imported=True,
             given_id=label.id,
         )
-        given.setdefault(name, {}).setdefault(id, []).append(answer)
+        given.setdefault(name, {})[id] = answer
     return given, repeated
 
 
-def _add_answers(labeller: Labeller, given: dict[str, list[Answer]]) -> list[str]:
+def _add_answers(labeller: Labeller, given: dict[str, Answer]) -> list[str]:
     """Add those of `given` that are new for a labeller; return lines on what was done."""
-    new, left_out, changed = [], 0, 0
-    for question, answers in given.items():
+    new, left_out = [], 0
+    for question, answer in given.items():
         before = labeller.log.last.get(question)
-        if before is not None and before.value is not None:  # a skip does not count
-            if not before.is_imported:
-                left_out += 1  # an answer given in this program stays: it may be the later one
-                continue
-            answers = [before, *answers]
-        said = [(each.value, each.is_bad) for each in answers]
-        if answers[0] is not before or said[0] != said[-1]:
-            new.append(answers[-1])
-        changed += said.count(said[-1]) < len(said)
+        if before is None or before.value is None:  # a skip does not count
+            new.append(answer)
+        elif not before.is_imported:
+            left_out += 1  # an answer given in this program stays: it may be the later one
+        elif (before.value, before.is_bad) != (answer.value, answer.is_bad):
+            new.append(answer)
     labeller.add(sorted(new, key=operator.attrgetter('age')))
     lines = [f'{len(new)} answers of {labeller.name} added']
     if left_out:
         lines.append(f'{left_out} answers of {labeller.name} were left out: those given here count')
-    if changed:
-        lines.append(
-            f'{labeller.name} has changed the answer to {changed} questions: the last one counts;'
-            ' if that was somebody else, give --labeller NAME'
-        )
     return lines

@@ -24,9 +24,6 @@ NOTES = {
     'skipped': 'Skipped: {} records with longer texts',
     'unusable': 'Left out: {} records with an empty text, two equal responses, a call of a tool, a'
     ' part that is not text, or answers to different queries',
-    'special': 'Special tokens of the model are spelled in {} records, as of a chat template. They'
-    ' are read as ordinary letters, which no model writes: give lists of messages instead, or'
-    ' --task.special_tokens on',
 }
 
 
@@ -101,10 +98,6 @@ class Tokeniser:
             question[name] = tokens + [self.encoder.padding_token] * missing
         return question
 
-    def count_special(self, texts: Iterable[str]) -> None:
-        """Count a record if its texts spell special tokens, as rendered chat templates do."""
-        self.counts['special'] += self.encoder.spells_special(*texts)
-
     def notes(self) -> list[str]:
         """Return lines for the user on what was cut, left out or ignored."""
         counts = self.counts
@@ -140,7 +133,6 @@ def tokenise(
         try:
             label = records.parse(record, where, label_type, needs_answer)
             tokeniser.unread.update(records.unread(record, label_type))
-            tokeniser.count_special((label.query, *label.samples))
             tokens = tokeniser.question(label, label_type.samples, where)
             labels.append(dataclasses.replace(label, tokens=tokens))
         except UnusableError:
