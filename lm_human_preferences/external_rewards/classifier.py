@@ -9,7 +9,6 @@ was trained that way. Files that can hold code are not read: pickles, and what `
 
 import inspect
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +27,7 @@ from lm_human_preferences.language.causal_lm.library import (
 )
 from lm_human_preferences.language.tokenisers import failing
 from lm_human_preferences.language.weights import SLACK_BYTES
+from lm_human_preferences.storage.schema import matches_schema
 from lm_human_preferences.training import model_sizes
 from lm_human_preferences.utils.core import default_device
 from lm_human_preferences.utils.rendering import TemplateError, render
@@ -56,11 +56,6 @@ class Classifier(TextScorer):
         folder = storage.cached_directory(directory)
         config = read_config(folder)
         self._class = _class_of(config, class_name, directory)
-        self._constant = getattr(config, 'reward_constant', 0.0)
-        if type(self._constant) not in (int, float) or not abs(self._constant) < LARGEST:
-            raise UserError(
-                f'{directory}: reward_constant {self._constant!r:.20} is not a number to be added'
-            )
         self._model = read_model(folder, config).to(default_device())
         self._tokeniser = read_tokeniser(folder, self._model)
         self._chat = chat and self._tokeniser.chat_template is not None
@@ -68,7 +63,8 @@ class Classifier(TextScorer):
         if settings.pad_token_id is None:
             settings.pad_token_id = NO_TOKEN
         with explained(directory):
-            found = self._logits_of([[(0, 0), (0, 0)]])
+            self._constant = float(getattr(config, 'reward_constant', 0.0))
+            found = self._logits_of([[(0, 0), (0, 0)]]) + self._constant
         if found.shape != (1, config.num_labels) or not found.isfinite().all():
             raise UserError(f'{directory} does not give a text {config.num_labels} finite scores')
 
@@ -146,31 +142,18 @@ class Classifier(TextScorer):
         return output.logits.float().cpu()
 
 
-def check_directory(directory: str, class_name: str | None) -> None:
-    """Raise UserError unless a directory holds the config of a classifier with this class."""
-    _class_of(read_config(directory), class_name, directory)
-
-
 def _class_of(config: Any, name: str | None, directory: str) -> int | None:
     """Return the number of the class called `name`; None for a classifier with one output."""
     names = [str(config.id2label.get(number)) for number in range(config.num_labels)]
-    listed = ', '.join(names[:20])
-    if len(names) == 1:
-        if name is not None:
-            raise UserError(
-                f'{directory} has one output, which is the reward: {name} is none of its classes'
-            )
+    if len(names) == 1 and name is None:
         return None
-    if name is None:
-        raise UserError(
-            f'{directory} has several classes, {listed}: name the one whose log odds are the'
-            f' reward, by --rewards.class_name, or as {directory}#{names[-1]}'
-        )
-    if name not in names:
-        raise UserError(f'{directory} has no class {name!r:.60}, but {listed}')
-    if config.problem_type == 'regression':
-        raise UserError(f'{directory} is a regression with several outputs: {listed}')
-    return names.index(name)
+    if len(names) > 1 and name in names and config.problem_type != 'regression':
+        return names.index(name)
+    raise UserError(
+        f'{directory} has the outputs {", ".join(names[:20])}: name the class whose log odds are'
+        f' the reward, by --rewards.class_name, or as {directory}#{names[-1]}; a single output is'
+        ' the reward, and needs no name'
+    )
 
 
 def is_classifier(directory: str) -> bool:
@@ -196,10 +179,8 @@ def read_config(directory: str) -> Any:
         raise UserError(f'{path} is not of a sequence classifier')
     if content.get('auto_map'):
         raise UserError(f'{path}: the model has code of its own (auto_map), which is not run')
-    labels = content.get('id2label')
-    counts = [content.get('num_labels', 1), len(labels) if isinstance(labels, dict) else 1]
-    if any(not isinstance(count, int) or not 0 < count <= MOST_LABELS for count in counts):
-        raise UserError(f'{path}: it must have 1 to {MOST_LABELS} classes, not {max(counts)!r:.20}')
+    if not matches_schema(content.get('num_labels', 1), range(1, MOST_LABELS + 1)):
+        raise UserError(f'{path}: num_labels must be 1 to {MOST_LABELS}')
     as_saved = {key: value for key, value in _AS_SAVED.items() if key in content}
     return config_of({**content, **as_saved}, path)
 
@@ -250,16 +231,12 @@ def read_tokeniser(directory: str, model: Any) -> Any:
 
 
 def _limit(tokeniser: Any, model: Any) -> int:
-    limits = [tokeniser.model_max_length]
-    positions = getattr(model.config.get_text_config(), 'max_position_embeddings', None)
-    if isinstance(positions, int):
-        limits.append(positions)
+    """Return the number of tokens that a classifier takes."""
+    settings = model.config.get_text_config()
+    limits = [tokeniser.model_max_length, getattr(settings, 'max_position_embeddings', None)]
     for name, module in model.named_modules():
         # Some families number positions from padding_idx + 1.
         if name.endswith('position_embeddings') and isinstance(module, torch.nn.Embedding):
             first = 0 if module.padding_idx is None else module.padding_idx + 1
             limits.append(module.num_embeddings - first)
-    numbers = [
-        limit for limit in limits if isinstance(limit, (int, float)) and math.isfinite(limit)
-    ]
-    return max(1, int(min(numbers, default=1 << 20)))
+    return min(limit for limit in [*limits, 1 << 20] if type(limit) is int and limit > 0)
