@@ -53,7 +53,7 @@ def dry_run(
     elif plan.rewards:
         lines += _labels(plan.rewards[0], encoding, encoder, unchecked)
     elif plan.policy is not None:
-        lines += _reward(plan.policy, encoding, sizes, unchecked)
+        lines += _reward(plan.policy, encoding, unchecked)
     lines += checks.notes(settings)
     if unchecked:
         names = ', '.join(unchecked)
@@ -152,17 +152,14 @@ def _labels(
     return [f'first label: {", ".join(fields)}']
 
 
-def _reward(
-    policy: TrainPolicy, encoding: Encoding | None, sizes: Sizes | None, unchecked: list[str]
-) -> list[str]:
+def _reward(policy: TrainPolicy, encoding: Encoding | None, unchecked: list[str]) -> list[str]:
     """Check the reward; return a line with its scores of two texts if it reads texts."""
     elsewhere = policy.source.elsewhere()
     unchecked += elsewhere
     if elsewhere:
         return []
     source = policy.source.pinned(Comm())
-    source.check(encoding, None if sizes is None else sizes.n_embd)
-    scorer = source.scorer()
+    scorer = source.check(encoding)
     if scorer is None:
         return []
     scores = scorer.score(_two_texts(policy.settings.task.query_dataset)).tolist()

@@ -64,9 +64,6 @@ class FunctionScorer(TextScorer):
         columns = self._columns(texts)
         with self._reported(' raised'), torch.no_grad(), _apart():
             returned = self._function(queries, responses, **columns)
-        if inspect.iscoroutine(returned):
-            returned.close()
-            raise self._error(' is async: it must return numbers, by asyncio.run for instance')
         try:
             return _scores_and_parts(returned, len(texts))
         except UserError as e:
@@ -81,8 +78,7 @@ class FunctionScorer(TextScorer):
         for each in asked:
             if each.name not in there and each.default is each.empty and each.kind in _NAMED:
                 raise self._error(
-                    f' takes {inspect.signature(self._function)}, but is called with two lists of'
-                    f' texts, queries and responses: the queries have no column {each.name}'
+                    f' takes {each.name}, but the queries have no column of that name'
                 )
         wanted = [name for name in there if takes_all or name in names]
         return {name: [each.columns.get(name) for each in texts] for name in wanted}
@@ -110,12 +106,9 @@ class FunctionScorer(TextScorer):
             for parameter, others in zip(self._parameters, (_OF_RESPONSES, _OF_QUERIES)):
                 if parameter.name in others:
                     raise TypeError(f'{parameter.name} in the place of the other list')
-        except ValueError:  # code that is not Python has no signature
-            self._parameters = []
-        except TypeError as e:
+        except (TypeError, ValueError) as e:
             raise self._error(
-                f' takes {inspect.signature(function)}, but is called with two lists of texts,'
-                ' queries and responses, in this order'
+                f' is called with two lists of texts, queries and responses, in this order: {e}'
             ) from e
         return function
 

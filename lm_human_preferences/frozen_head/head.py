@@ -130,7 +130,10 @@ def load(directory: str) -> tuple[Head, dict[str, Any]]:
     """Return a head and its `about`, see ABOUT; UserError for a damaged file."""
     from safetensors import SafetensorError, safe_open
 
-    path = storage.cached_path(storage.join(directory, FILE))
+    try:
+        path = storage.cached_path(storage.join(directory, FILE))
+    except storage.NotFound as e:
+        raise UserError(f'{e}: restore it, or train the head again') from e
     names = [field.name for field in dataclasses.fields(Head)]
     try:
         with safe_open(path, 'pt') as file:

@@ -117,16 +117,12 @@ def checked(
         apart = ((torch.tensor(about['probe']) - here) / deviations).clamp(-1, 1)
         difference = apart.square().mean().sqrt().item()
     if not difference <= MOST_DIFFERENCE:  # true for NaN, too
-        raise other_model(directory, about, reference.trained_model.name)
+        raise UserError(
+            f'{directory} is a head on hidden states of {about["initial_model"]} in its template,'
+            f' and those of {reference.trained_model.name} differ: train a reward model for this'
+            ' task'
+        )
     return FrozenReward(head, reference, pessimism)
-
-
-def other_model(directory: str, about: Mapping[str, Any], name: str) -> UserError:
-    """Return the error for a head that was fitted on another model than the model `name`."""
-    return UserError(
-        f'{directory} is a head on hidden states of {about["initial_model"]} in its template, and'
-        f' those of {name} differ: train a reward model for this task'
-    )
 
 
 def _reference_of(directory: str, about: Mapping[str, Any]) -> Policy:

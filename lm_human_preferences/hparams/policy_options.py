@@ -86,20 +86,6 @@ class RewardHParams(hyperparams.HParams):
         """Check that there is exactly one reward, and a new model where labels are collected."""
         trained, new = self.trained_model, self.train_new_model
         known = self.function or trained
-        yield (
-            self.members > 1 and (self.function or trained in ('mock', 'test')),
-            f'{{ensemble=}} is for reward models that have learned from labels: {known} is none',
-        )
-        is_head = new is not None and new.is_head
-        yield (
-            is_head and self.members > 1,
-            '{ensemble} has no effect with {train_new_model.features} frozen: leave it out',
-        )
-        has_no_doubt = known in ('mock', 'test') or self.function or (new and not is_head)
-        yield (
-            self.pessimism is not None and has_no_doubt,
-            '{pessimism=} is for a head on hidden states: {train_new_model.features} frozen',
-        )
         yield self.online and new is None, '{online} needs {train_new_model} on'
         if self.function is not None:
             yield trained, '{function} and {trained_model=} are two rewards: give one of them'

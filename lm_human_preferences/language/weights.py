@@ -16,7 +16,7 @@ from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.checkpointing.tf_bundle import Bundle, BundleError
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.runs.run_files import SIZES
+from lm_human_preferences.runs.run_files import FROZEN_HEAD, SIZES
 from lm_human_preferences.training.model_sizes import FLOAT, Sizes
 
 CAUSAL_LM = 'causal_lm.'  # prefix of our names for parameters of transformers models
@@ -240,7 +240,8 @@ def open_bundle(directory: str) -> Bundle:
         if oldest:
             return _fetch_bundle(folder, oldest)
     raise UserError(
-        f'{directory} has no TensorFlow checkpoint: no `checkpoint` file there or in checkpoints/'
+        f'{directory} has no weights: no `checkpoint` file there or in checkpoints/, and no'
+        f' {FROZEN_HEAD}: restore them, or train the model again'
     )
 
 

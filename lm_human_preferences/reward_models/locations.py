@@ -6,7 +6,7 @@ import os
 from typing import NamedTuple
 
 from lm_human_preferences import shell, storage
-from lm_human_preferences.errors import OptionError, UserError
+from lm_human_preferences.errors import OptionError
 from lm_human_preferences.language.adapters import peft_files
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.runs import run_files, run_settings
@@ -50,12 +50,6 @@ def recorded_members(path: str) -> int:
     return run_settings.members_of(path, run_files.REWARD)
 
 
-def original_or(copy: str, name: str) -> str:
-    """Return `name`, a reward model's directory; `copy` instead if it is random or gone."""
-    is_there = storage.is_remote(name) or os.path.exists(name)
-    return name if is_there and name != 'test' else copy
-
-
 def recorded_labels(path: str) -> str | None:
     """Return --labels.source of the reward model at `path`; None where it is not known."""
     run = path.rstrip('/')
@@ -71,34 +65,20 @@ def recorded_labels(path: str) -> str | None:
 def reward_model_dir(path: str) -> str:
     """Return the directory of a reward model: `path`, or its reward_model/; else UserError."""
     if is_model(path) or storage.exists(storage.join(path, run_files.FROZEN_HEAD)):
-        return _with_its_head(path)
+        return path
     network = storage.join(path, run_files.REWARD.network)
     if is_model(network):
-        return _with_its_head(network)
+        return network
     if peft_files.is_peft(storage.model_path(path) or path):
         raise OptionError(
             '--rewards.trained_model',
             f'{path} is an adapter, which no reward is read from: merge it into its classifier'
             " (PEFT's merge_and_unload; `export` without --form adapter) and give that",
         )
-    advice = f'train one with {shell.typed("./launch.py train_reward")}'
-    policy = storage.join(path, run_files.POLICY.network)
-    if is_model(policy):
-        advice = f'the reward of that run is in {policy}, or is what its settings name'
+    train = shell.typed('./launch.py train_reward')
     raise OptionError(
         '--rewards.trained_model',
         f'{path}: neither it nor its reward_model/ has an {run_files.SIZES}, nor is it a sequence'
-        f' classifier of transformers; {advice}',
+        f' classifier of transformers; train one with {train}, or give the policy/ of a run of'
+        ' train_policy, or what its settings name',
     )
-
-
-def _with_its_head(directory: str) -> str:
-    """Return `directory`; UserError if it is that of a local run's head whose file is missing."""
-    file = os.path.join(directory, run_files.FROZEN_HEAD)
-    has_weights = os.path.exists(file) or os.path.exists(os.path.join(directory, 'checkpoints'))
-    is_of_run = os.path.basename(directory.rstrip('/')) == run_files.REWARD.network
-    if is_of_run and not has_weights and not storage.is_remote(directory):
-        settings = run_settings.reward_settings_of(directory)
-        if settings is not None and settings.is_head:
-            raise UserError(f'{file} is missing, which the training of this head has written')
-    return directory

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
 
 from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import OptionError
-from lm_human_preferences.external_rewards.classifier import Classifier, is_classifier
+from lm_human_preferences.external_rewards.classifier import is_classifier
 from lm_human_preferences.external_rewards.function import FunctionScorer
 from lm_human_preferences.external_rewards.texts import TextReward, TextScorer
 from lm_human_preferences.frozen_head import head
@@ -42,13 +45,19 @@ _is_classifier = functools.lru_cache(maxsize=64)(is_classifier)
 
 @dataclasses.dataclass(frozen=True)
 class RewardSource:
-    """Source of a policy's reward. members: number of models to average. task: the policy's."""
+    """Source of a policy's reward, for the policy's `task`.
+
+    members: number of models to average. labels: source of labels that the models are trained on.
+    pessimism: deviations by which a head lowers scores.
+    """
 
     role: ClassVar[str] = ''  # field of Networks for the reward's networks; '' if it has none
 
     name: str  # directory, function or model, as the user gave it
     task: lm_tasks.TaskHParams
     members: int
+    labels: str | None = None
+    pessimism: float = 0.0
 
     @property
     def networks(self) -> Networks:
@@ -94,30 +103,23 @@ class RewardSource:
         """Return the options whose files are not, or not yet, on this machine."""
         return []
 
-    def check(self, encoding: Encoding | None, width: int | None) -> None:
-        """Raise UserError if the reward, whose files are here, does not suit the initial model.
+    def check(self, encoding: Encoding | None) -> TextScorer | None:
+        """Return the function or classifier that scores texts; None for other rewards.
 
-        encoding: that model's. width: size of its hidden states. Both are None if it is not here.
+        UserError if the reward, whose files are here, does not suit the initial model's `encoding`,
+        which is None if the model is not here.
         """
-        return  # a model that is yet to be trained is checked with its labels
-
-    def scorer(self) -> TextScorer | None:
-        """Return the function or classifier that scores texts; None for other rewards."""
-        return None
+        return None  # a model that is yet to be trained is checked with its labels
 
     def label_source(self) -> str | None:
         """Return the source of labels whose queries may replace a lost data set's, or None."""
-        is_needed = registry.info(self.task.query_dataset).labels_stand_in
-        return self._labels() if is_needed else None
-
-    def _labels(self) -> str | None:
-        return None
+        return self.labels
 
 
 class KnownSource(RewardSource):
     """The known reward of reviews."""
 
-    def check(self, encoding: Encoding | None, width: int | None) -> None:
+    def check(self, encoding: Encoding | None) -> None:
         if encoding is not None:
             known_reward.check_encoding(encoding)
 
@@ -139,31 +141,28 @@ class FunctionSource(RewardSource):
     ) -> loading.FrozenRewardModel:
         """Return the reward that the code computes."""
         assert self.code is not None, 'see pinned'
-        reward = TextReward(self.scorer(), encoding, chat=self.task.chat)
+        reward = TextReward(FunctionScorer(self.code), encoding, chat=self.task.chat)
         loading.give_columns(reward, self.task)
         return reward
 
-    def scorer(self) -> FunctionScorer:
+    def check(self, encoding: Encoding | None) -> FunctionScorer:
         assert self.code is not None, 'see pinned'
         return FunctionScorer(self.code)
 
 
-@dataclasses.dataclass(frozen=True)
 class ClassifierSource(RewardSource):
     """A sequence classifier of transformers. name: DIRECTORY, or DIRECTORY#CLASS_NAME."""
 
-    directory: str = ''
-    class_name: str | None = None
-
     def elsewhere(self) -> list[str]:
         """Return the option of a classifier whose config or weights are not on this machine."""
-        path = storage.model_path(self.directory) or self.directory
+        directory, _ = loading.split_class(self.name)
+        path = storage.model_path(directory) or directory
         has_weights = not storage.is_hub(path) or weights.are_here(path)
-        is_there = _is_here(self.directory) and has_weights
+        is_there = _is_here(directory) and has_weights
         return [] if is_there else [f'--rewards.trained_model {self.name}']
 
-    def scorer(self) -> Classifier:
-        return Classifier(self.directory, self.class_name, chat=self.task.chat)
+    def check(self, encoding: Encoding | None) -> TextScorer | None:
+        return loading.text_scorer(self.name, chat=self.task.chat)
 
 
 class SavedSource(RewardSource):
@@ -172,31 +171,32 @@ class SavedSource(RewardSource):
     role = 'frozen'
 
     def place_in(self, save_dir: str) -> str:
-        return locations.original_or(storage.join(save_dir, run_files.POLICY.network), self.name)
+        is_there = storage.is_remote(self.name) or os.path.exists(self.name)
+        if is_there and self.name != RANDOM:
+            return self.name
+        return storage.join(save_dir, run_files.POLICY.network)  # its copy in the checkpoints
 
     def elsewhere(self) -> list[str]:
         is_there = self.name == RANDOM or (_is_here(self.name) and storage.exists(self.name))
         # A missing model may still be in training.
         return [] if is_there else [f'--rewards.trained_model {self.name}']
 
-    def check(self, encoding: Encoding | None, width: int | None) -> None:
+    def check(self, encoding: Encoding | None) -> None:
         if self.name != RANDOM:
             locations.locations_of(self.name, self.members)
 
     def recorded_members(self) -> int:
         return 1 if self.name == RANDOM else locations.recorded_members(self.name)
 
-    def _labels(self) -> str | None:
-        return locations.recorded_labels(self.name)
+    def label_source(self) -> str | None:
+        is_needed = registry.info(self.task.query_dataset).labels_stand_in
+        return locations.recorded_labels(self.name) if is_needed else None
 
 
-@dataclasses.dataclass(frozen=True)
 class NewSource(RewardSource):
     """Reward models that are trained before the policy. name: directory where they will be."""
 
     role = 'frozen'
-
-    labels: str = ''
 
     def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
         """Return the models, which rank 0 loads; other ranks get their values by broadcast."""
@@ -211,28 +211,23 @@ class NewSource(RewardSource):
         copy = storage.join(save_dir, run_files.POLICY.network)
         return own if is_model(own) else copy
 
-    def _labels(self) -> str | None:
-        return self.labels
 
-
-@dataclasses.dataclass(frozen=True)
 class _OnReference(RewardSource):
     """A head on the hidden states of the reference; it needs no other network."""
 
     role = ''
 
-    pessimism: float = 0.0
-
     def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
         """Return the head that rank 0 reads, on the states of `reference`."""
         if reference.trained_model.is_random:  # each rank has drawn other weights
             comm.broadcast_(reference.get_params())
-        own: Any = None
-        if comm.rank == 0:
+
+        def read() -> tuple[str, dict[str, torch.Tensor], dict[str, Any]]:
             directory = locations.reward_model_dir(self.name)
             fitted, about = head.load(directory)
-            own = directory, vars(fitted), about
-        directory, tensors, about = comm.all_gather_object(own)[0]
+            return directory, vars(fitted), about
+
+        directory, tensors, about = comm.on_rank_0(read)
         return frozen.checked(directory, head.Head(**tensors), about, reference, self.pessimism)
 
     def for_evaluation(
@@ -243,19 +238,10 @@ class _OnReference(RewardSource):
         return frozen.checked(directory, *head.load(directory), reference, self.pessimism)
 
 
-@dataclasses.dataclass(frozen=True)
 class SavedHeadSource(_OnReference, SavedSource):
     """A head on the reference's hidden states that is trained already."""
 
-    def check(self, encoding: Encoding | None, width: int | None) -> None:
-        """Raise UserError if the head is damaged, or is for a model of another width."""
-        directory = locations.reward_model_dir(self.name)
-        fitted, about = head.load(directory)
-        if width is not None and len(fitted.mean) != head.n_features(width):
-            raise frozen.other_model(directory, about, self.task.policy.initial_model)
 
-
-@dataclasses.dataclass(frozen=True)
 class NewHeadSource(_OnReference, NewSource):
     """A head on the reference's hidden states that is trained before the policy."""
 
@@ -263,7 +249,6 @@ class NewHeadSource(_OnReference, NewSource):
         return storage.join(save_dir, run_files.REWARD.network)
 
 
-@dataclasses.dataclass(frozen=True)
 class OnlineHeadSource(NewHeadSource):
     """A head on the reference's hidden states that is fitted again while the policy trains."""
 
@@ -289,7 +274,21 @@ def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
     """Return the source of the reward of a run of train_policy with these settings.
 
     ask: False for a dry run: a hub model that is not here is then taken for a reward model of ours.
+    UserError for options of an ensemble or a head if the reward is neither.
     """
+    given = settings.rewards
+    found, is_known = _source_of(settings, ask)
+    if given.members > 1 and (not found.role or found.name == RANDOM):
+        error = f'{given.members}: this reward is not a network that learned labels: leave it out'
+        raise OptionError('--rewards.ensemble', error)
+    if given.pessimism is not None and is_known and not isinstance(found, _OnReference):
+        error = f'{given.pessimism:g}: this reward is no head on hidden states: leave it out'
+        raise OptionError('--rewards.pessimism', error)
+    return found
+
+
+def _source_of(settings: HParams, ask: bool) -> tuple[RewardSource, bool]:
+    """Return the source of a reward, and whether its files are here to tell what it is."""
     given, task, members = settings.rewards, settings.task, settings.rewards.members
     new_model = settings.new_reward_model
     if new_model is not None:
@@ -297,27 +296,20 @@ def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
         name, labels = storage.staging_dir(given.trained_model or ''), new_model.labels.source
         if new_model.is_head:
             kind = NewHeadSource if given.online is None else OnlineHeadSource
-            return kind(name, task, members, labels, given.deviations)
-        kind = NewSource if given.online is None else OnlineSource
-        return kind(name, task, members, labels=labels)
+        else:
+            kind = NewSource if given.online is None else OnlineSource
+        return kind(name, task, members, labels, given.deviations), True
     if given.function is not None:
-        return FunctionSource(given.function, task, members)
+        return FunctionSource(given.function, task, members), True
     if given.trained_model in (None, KNOWN):  # None: only a task is described
-        return KnownSource(KNOWN, task, members)
-    name = given.given_name
-    directory = given.trained_model
+        return KnownSource(KNOWN, task, members), True
+    name, directory = given.given_name, given.trained_model
     may_look = ask or _is_here(directory)
-    found: RewardSource = SavedSource(name, task, members)
     if given.class_name is not None or (may_look and _is_classifier(directory)):
-        found = ClassifierSource(name, task, members, directory, given.class_name)
-    elif may_look and name != RANDOM and loading.has_head(name):
-        if members > 1:
-            raise OptionError('--rewards.ensemble', f'{members}: {name} is one reward')
-        return SavedHeadSource(name, task, members, given.deviations)
-    if may_look and given.pessimism is not None:
-        error = f'{given.pessimism:g}: {name} is no head on hidden states: leave it out'
-        raise OptionError('--rewards.pessimism', error)
-    return found
+        return ClassifierSource(name, task, members), True
+    if may_look and name != RANDOM and loading.has_head(name):
+        return SavedHeadSource(name, task, members, None, given.deviations), True
+    return SavedSource(name, task, members), may_look
 
 
 def source_of_run(settings: HParams, run: str, function: str | None) -> RewardSource:

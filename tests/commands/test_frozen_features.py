@@ -89,7 +89,9 @@ def test_a_head_whose_file_is_missing_is_said(run, tmp_path):
     file.unlink()
     for name in ('run', 'run/reward_model'):
         told = error_of(invoke(f'score {tmp_path}/{name} {tmp_path}/text.jsonl'))
-        assert told.startswith(f'{file} is missing')
+        assert 'frozen_head.safetensors: restore them, or train the model again' in told
+    told = error_of(invoke(f'evaluate {tmp_path}/run --queries 2 --samples 64'))
+    assert str(file) in told and told.endswith('restore it, or train the head again')
 
 
 def test_commands_that_score_know_it(run, tmp_path):
@@ -137,10 +139,6 @@ def test_a_trained_head_is_given_to_another_policy(run, tmp_path):
     words = f'train_policy chat second --mpi 1 --save_dir {tmp_path} {task} {given}'
     assert '--rewards.ensemble 2: ' in error_of(invoke(f'{words} --rewards.ensemble 2'))
     succeed(words)
-    wide = write_chat_model(tmp_path / 'wide', hidden_size=64)
-    dry = f'{task} {given} --dry_run'.replace(f'{folder}/model', str(wide))
-    refused = invoke(f'train_policy chat third --mpi 1 --save_dir {tmp_path} {dry}')
-    assert 'is a head on hidden states of' in last_error_of(refused)
     other = write_chat_model(tmp_path / 'other', seed=1)
     task = task.replace(f'{folder}/model', str(other))
     refused = invoke(f'train_policy chat third --mpi 1 --save_dir {tmp_path} {task} {given}')
@@ -189,11 +187,6 @@ def test_answers_that_prefer_nothing_end_no_run(tmp_path):
     )
     waiting = last_error_of(invoke(f'resume {tmp_path}/run'))
     assert 'labels are still missing; step ' in waiting and 'step 0' not in waiting
-
-
-def test_what_only_a_head_has_is_refused():
-    told = error_of(invoke('train_policy mock_sentiment run --rewards.pessimism 1 --dry_run'))
-    assert 'pessimism 1.0 is for a head on hidden states: --rewards.train_new_model.feat' in told
 
 
 @pytest.mark.parametrize('more', ['--epochs 2', '--task.response_length 1'])

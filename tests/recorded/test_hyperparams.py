@@ -233,9 +233,8 @@ def test_invalid(settings, error, message):
 
 def test_braces_of_a_value_stay_in_a_message():
     """They name options in the sentences of a class alone."""
-    hparams = policy_hparams(**{'rewards.trained_model': None, 'rewards.function': '{x}.py:f'})
-    hparams.rewards.ensemble = 3
-    with pytest.raises(ValueError, match=r' learned from labels: \{x\}\.py:f is none$'):
+    hparams = policy_hparams(**{'rewards.trained_model': None, 'rewards.function': '{x}'})
+    with pytest.raises(ValueError, match=r'^--rewards\.function \{x\}: give FILE\.py:FUNCTION'):
         hparams.validate()
 
 

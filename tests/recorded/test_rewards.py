@@ -102,14 +102,6 @@ def test_what_is_no_reward_model_of_this_encoding_is_refused(tmp_path, files, to
         TrainedRewardModel(str(tmp_path), encodings.Test)
 
 
-def test_where_the_reward_of_a_run_is_that_has_no_directory_of_its_own(tmp_path):
-    policy = tmp_path / 'policy'
-    policy.mkdir()
-    (policy / 'hparams.json').write_text('{}')
-    with pytest.raises(UserError, match=f'the reward of that run is in {policy}, or is what'):
-        TrainedRewardModel(str(tmp_path), encodings.Test)
-
-
 def test_a_run_whose_reward_model_was_deleted_has_a_copy_in_its_policy(tmp_path):
     hparams = resolved('train_policy', 'test')
     assert source_of(hparams).place_in(str(tmp_path)) == f'{tmp_path}/policy'

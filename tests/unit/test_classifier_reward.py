@@ -219,9 +219,3 @@ def test_a_classifier_is_asked_once(tmp_path):
     succeed(words)
     (tmp_path / 'classifier' / 'model.safetensors').unlink()
     assert 'classifier' in last_error_of(invoke(words))
-
-
-def test_a_classifier_is_no_ensemble(tmp_path):
-    directory = str(write_classifier(tmp_path))
-    with pytest.raises(UserError, match='^--rewards.ensemble 2: .* is one reward'):
-        loading.load_reward_model(directory, encodings.Test, members=2)

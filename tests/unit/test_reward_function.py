@@ -199,10 +199,6 @@ def test_processes_that_are_forked_have_nothing_of_the_run(write, tmp_path):
         ("return [1, float('nan')]", 'returned nan for response 1 of 2'),
         ("raise KeyError('x\\ny')", "raised KeyError: 'x\\ny' (my_reward.py, line 3, in score)"),
         ('import sys; sys.exit()', 'raised SystemExit (my_reward.py, line 3, in score)'),
-        (
-            'return wait()\nasync def wait():\n return [1, 2]',
-            'is async: it must return numbers, by asyncio.run for instance',
-        ),
     ],
 )
 def test_mistakes_of_a_call_are_one_line(write, body, told):
@@ -217,8 +213,8 @@ def test_mistakes_of_a_call_are_one_line(write, body, told):
     'text, told',
     [
         ('def scores(queries, responses): pass', 'the file has no function score'),
-        ('def score(text): pass', 'takes (text), but is called with two lists of texts'),
-        ('def score(responses, queries): pass', 'queries and responses, in this order'),
+        ('def score(text): pass', 'is called with two lists of texts, queries and responses, in'),
+        ('def score(responses, queries): pass', 'responses in the place of the other list'),
         ('def score(:', 'the file cannot be run: SyntaxError: invalid syntax'),
     ],
 )
@@ -390,7 +386,7 @@ def test_a_function_reads_a_chat_without_its_marks(monkeypatch):
     monkeypatch.setattr(sources, 'TextReward', made)
     hparams = resolved('train_policy', 'test', {'task.chat': True})
     code = reward_function.Source('x.py:score', 'def score(queries, responses): return [0]')
-    source = sources.FunctionSource(code.name, hparams.task, 1, code)
+    source = sources.FunctionSource(code.name, hparams.task, 1, code=code)
     source.for_training(Comm(), SimpleNamespace(trained_model=TrainedModel('test')))
     assert told == [True]
 
@@ -442,7 +438,7 @@ def test_a_function_gets_the_columns_that_it_asks_for(write, more, columns, seen
     scorer.score([joined('q', 'a', row) for row in rows])
     assert scorer._function.__globals__['seen'] == [seen]
     if 'answer' in more:
-        with pytest.raises(UserError, match='the queries have no column answer'):
+        with pytest.raises(UserError, match='takes answer, but the queries have no column'):
             scorer.score([joined('q', 'a')])
 
 

@@ -136,7 +136,7 @@ def test_what_is_no_model_is_refused(tmp_path, model_dir):
     assert error_of(model_dir).startswith(told)
     storage.write_json(str(model_dir / 'hparams.json'), SIZES)
     (model_dir / 'checkpoint').unlink()
-    assert error_of(model_dir).startswith(f'{model_dir} has no TensorFlow checkpoint: no `check')
+    assert error_of(model_dir).startswith(f'{model_dir} has no weights: no `checkpoint` file')
 
 
 def test_a_model_far_larger_than_its_weights_takes_no_memory(model_dir, monkeypatch):

@@ -13,7 +13,6 @@ import torch
 from lm_human_preferences.commands.sampler import OF_SAMPLES, warnings_only
 from lm_human_preferences.datasets import fields
 from lm_human_preferences.errors import UserError, option_renamed
-from lm_human_preferences.external_rewards.by_name import text_scorer
 from lm_human_preferences.external_rewards.texts import TextScorer, joined
 from lm_human_preferences.frozen_head import head
 from lm_human_preferences.frozen_head.reward import FrozenReward
@@ -21,7 +20,12 @@ from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.texts import preferences, records, token_ids
 from lm_human_preferences.labels.texts.tokenise import Skipped, Tokeniser
 from lm_human_preferences.language.encodings import Encoding
-from lm_human_preferences.reward_sources.loading import LearnedReward, load_saved, saved_model
+from lm_human_preferences.reward_sources.loading import (
+    LearnedReward,
+    load_saved,
+    saved_model,
+    text_scorer,
+)
 from lm_human_preferences.runs.run_files import REWARD
 from lm_human_preferences.runs.run_settings import reward_settings_of
 from lm_human_preferences.utils.terminal import printable
