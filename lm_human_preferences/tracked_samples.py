@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import os
@@ -45,15 +44,9 @@ def fixed_queries(
 
 def hooks(trainer: PPOTrainer, phase: TrainPolicy, seed: int | None, reader: Encoder) -> list[Hook]:
     """Return [hook that saves samples] on rank 0; [] on other ranks, or if nothing is saved."""
-    run, task = phase.run, phase.settings.task
-    if trainer.comm.rank != 0 or run.directory is None:
+    if trainer.comm.rank != 0 or phase.run.directory is None:
         return []
-    labels = phase.source.label_source()
-    with random_stream(seed, 'queries of samples'):
-        queries = fixed_queries(task, trainer.policy.encoder, run.sample_queries, labels)
-    interval = ceil_div(trainer.total_steps, TIMES)
-    path = os.path.join(run.directory, run_files.SAMPLES)
-    return [TrackedSamples(trainer, path, seed, reader, queries, interval, task.truncates)]
+    return [TrackedSamples(trainer, phase, seed, reader)]
 
 
 class OriginalSamples(Hook):
@@ -85,17 +78,20 @@ class OriginalSamples(Hook):
         )
 
 
-@dataclasses.dataclass(eq=False)
 class TrackedSamples(Hook):
     """Hook that samples the same queries again and again, on rank 0, from its own random stream."""
 
-    trainer: PPOTrainer
-    path: str
-    seed: int | None
-    reader: Encoder
-    queries: torch.Tensor
-    interval: int  # steps between two samples
-    has_ends: bool  # whether a response can end before its last token
+    def __init__(
+        self, trainer: PPOTrainer, phase: TrainPolicy, seed: int | None, reader: Encoder
+    ) -> None:
+        task, count = phase.settings.task, phase.run.sample_queries
+        self.trainer, self.seed, self.reader = trainer, seed, reader
+        self.path = os.path.join(str(phase.run.directory), run_files.SAMPLES)
+        labels = phase.source.label_source()
+        with random_stream(seed, 'queries of samples'):
+            self.queries = fixed_queries(task, trainer.policy.encoder, count, labels)
+        self.interval = ceil_div(trainer.total_steps, TIMES)  # steps between two samples
+        self.has_ends = task.truncates  # whether a response can end before its last token
 
     def __enter__(self) -> TrackedSamples:
         """Drop the samples of steps that a resumed run repeats."""
@@ -136,32 +132,25 @@ class TrackedSamples(Hook):
 
     def _records(self, step: int, rollout: Rollout) -> list[dict[str, Any]]:
         kls = (rollout.logprobs.double() - rollout.ref_logprobs.double()).sum(1)
-        rows = zip(
-            rollout.queries.cpu(),
-            rollout.responses.cpu(),
-            rollout.scored_responses.cpu(),
-            rollout.scores.tolist(),
-            kls.tolist(),
-            [None] * len(kls) if rollout.score_std is None else rollout.score_std.tolist(),
-            strict=True,
-        )
-        return [
-            {
-                'step': step,
-                'query': self._text(query),
-                'response': self._text(scored),
-                'query_tokens': query.tolist(),
-                'response_tokens': response.tolist(),
-                **({'tokens_after_end': int((response != scored).sum())} if self.has_ends else {}),
-                'score': score,
-                **({} if spread is None else {'score_std': spread}),
-                'kl': kl,
-            }
-            for query, response, scored, score, kl, spread in rows
-        ]
+        columns: dict[str, list[Any]] = {
+            'step': [step] * len(kls),
+            'query': self._texts(rollout.queries),
+            'response': self._texts(rollout.scored_responses),
+            'query_tokens': rollout.queries.tolist(),
+            'response_tokens': rollout.responses.tolist(),
+        }
+        if self.has_ends:
+            is_after_end = rollout.responses != rollout.scored_responses
+            columns['tokens_after_end'] = is_after_end.sum(1).tolist()
+        columns['score'] = rollout.scores.tolist()
+        if rollout.score_std is not None:
+            columns['score_std'] = rollout.score_std.tolist()
+        columns['kl'] = kls.tolist()
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
-    def _text(self, tokens: torch.Tensor) -> str:
-        return self.reader.decode(tokens[tokens != self.trainer.policy.padding_token])
+    def _texts(self, rows: torch.Tensor) -> list[str]:
+        encoder = self.trainer.policy.encoder
+        return [self.reader.decode(encoder.without_padding(row)) for row in rows.tolist()]
 
 
 def _lines_before(text: str, step: int) -> list[str]:

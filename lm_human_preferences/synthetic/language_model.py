@@ -4,7 +4,6 @@ import itertools
 import os
 import sys
 from collections.abc import Iterable
-from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -32,28 +31,16 @@ SEED = 0
 
 def directory() -> str:
     """Return the model's directory in the cache; if it is missing, train the model first."""
-    return disk_cache.directory(encodings.Reviews.name, _create, _depends_on())
+    # The modules that the weights depend on: texts, network and training
+    texts, network = [sys.modules[__name__], reviews], [model, network_module, attention, tf_names]
+    training = [optimizer, precision, products, core]
+    name = encodings.Reviews.name
+    return disk_cache.directory(name, _create, [*texts, *network, *training])
 
 
 def sizes() -> model.HParams:
     """Return the model's sizes, which are constants, so no file is read."""
     return model.HParams(**SIZES)
-
-
-def _depends_on() -> list[ModuleType]:
-    """Return the modules that the weights depend on: texts, training and network."""
-    return [
-        sys.modules[__name__],
-        reviews,
-        model,
-        network_module,
-        attention,
-        tf_names,
-        optimizer,
-        precision,
-        products,
-        core,
-    ]
 
 
 def _create(path: str) -> None:
