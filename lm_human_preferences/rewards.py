@@ -1,7 +1,7 @@
 """Reward models: language models with a head that scores responses (the original's rewards.py)."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -199,6 +199,9 @@ class TrainedRewardModel(Scorer):
             log_as_original(f'setting {variable}')
 
 
+AnyScorer = TypeVar('AnyScorer', bound=Scorer)
+
+
 class EnsembleReward:
     """Mean of reward models that were trained on the same labels with different seeds."""
 
@@ -213,6 +216,11 @@ class EnsembleReward:
         return torch.stack(rewards).mean(0)
 
     score = get_rewards
+
+
+def mean_of(members: Sequence[AnyScorer]) -> AnyScorer | EnsembleReward:
+    """Return the only member, or the ensemble of several."""
+    return members[0] if len(members) == 1 else EnsembleReward(members)
 
 
 def networks_of(reward_model: ScoringModel | None) -> dict[str, Any]:

@@ -16,7 +16,6 @@ import torch
 
 from lm_human_preferences import storage
 from lm_human_preferences.datasets import messages
-from lm_human_preferences.distributed import launch_methods
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.external_rewards.texts import LARGEST, Texts, TextScorer
 from lm_human_preferences.language.causal_lm.library import (
@@ -31,7 +30,6 @@ from lm_human_preferences.storage.schema import matches_schema
 from lm_human_preferences.training import model_sizes
 from lm_human_preferences.utils.core import default_device
 from lm_human_preferences.utils.rendering import TemplateError, render
-from lm_human_preferences.utils.streams import note
 
 BATCH = 16_384  # most tokens in one forward pass
 # Stands for a missing padding token, without which transformers would take only one text at a time.
@@ -201,12 +199,6 @@ def read_model(directory: str, config: Any) -> Any:
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if value.is_floating_point() and not value.isfinite().all():
             raise UserError(f'{directory}: {name} has values that are not finite')
-    left_out = weights.unread(())
-    if left_out and launch_methods.current().rank == 0:
-        note(
-            f'note: {directory}: {len(left_out)} tensors are left out, the first {left_out[0]}: a'
-            f' {type(model).__name__} of transformers has no place for them'
-        )
     return model.eval().requires_grad_(False)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterable, Sequence
 
@@ -16,13 +15,13 @@ from lm_human_preferences.frozen_head.head import is_head, load
 from lm_human_preferences.frozen_head.reward import FrozenReward, checked
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.reward_models import locations
-from lm_human_preferences.reward_models.locations import reward_model_dir
+from lm_human_preferences.reward_models.locations import Location, locations_of, reward_model_dir
 from lm_human_preferences.rewards import (
     EnsembleReward,
     ScoringModel,
     TrainedRewardModel,
     check_encoding,
+    mean_of,
 )
 from lm_human_preferences.runs import reward_function, run_files
 from lm_human_preferences.synthetic.known_reward import KnownReward
@@ -90,12 +89,6 @@ def load_reward_model(
     return TextReward(scorer, encoding, chat=chat)
 
 
-@functools.lru_cache(maxsize=64)  # called often during a run
-def has_head(path: str) -> bool:
-    """Return whether a reward model, at `path` or in the run there, is a head on hidden states."""
-    return any(map(is_head, (path, storage.join(path, run_files.REWARD.network))))
-
-
 def load_learned(
     name: str, encoding: Encoding, members: int | None = None, base: TrainedModel | None = None
 ) -> LearnedReward:
@@ -104,13 +97,11 @@ def load_learned(
         reward = checked(directory, *load(directory))
         check_encoding(directory, reward.reference.trained_model.encoding.name, encoding)
         return reward
-    found = [] if name == 'test' or members == 1 else locations.locations_of(name, members)
-    if len(found) < 2:
-        return TrainedRewardModel(name, encoding, base=base)
+    places = [Location(name)] if name == 'test' else locations_of(name, members)
     models = []
-    for place in found:
+    for place in places:
         models.append(TrainedRewardModel(place.directory, encoding, scope=place.scope, base=base))
-    return EnsembleReward(models)
+    return mean_of(models)
 
 
 def saved_model(run: str) -> TrainedModel:

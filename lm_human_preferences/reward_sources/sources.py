@@ -7,7 +7,6 @@ in `source_of`.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
 
 KNOWN = 'mock'  # --rewards.trained_model for the known reward of reviews
 RANDOM = 'test'  # --rewards.trained_model for a random network, of which a run keeps a copy
-# Cached, since it is called often during a run
-_is_classifier = functools.lru_cache(maxsize=64)(is_classifier)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +201,7 @@ class NewSource(RewardSource):
             return super().for_training(comm, reference)
         # Other hosts may not see the directory of rank 0.
         model = reference.trained_model
-        return _ensemble([_without_values(model) for _ in range(self.members)])
+        return rewards.mean_of([_without_values(model) for _ in range(self.members)])
 
     def place_in(self, save_dir: str) -> str:
         own = storage.join(save_dir, run_files.REWARD.network)
@@ -264,7 +261,7 @@ class OnlineSource(NewSource):
 
     def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
         model = reference.trained_model
-        return _ensemble([rewards.RewardModel(model) for _ in range(self.members)])
+        return rewards.mean_of([rewards.RewardModel(model) for _ in range(self.members)])
 
     def place_in(self, save_dir: str) -> str:
         return storage.join(save_dir, run_files.POLICY.network)
@@ -305,9 +302,10 @@ def _source_of(settings: HParams, ask: bool) -> tuple[RewardSource, bool]:
         return KnownSource(KNOWN, task, members), True
     name, directory = given.given_name, given.trained_model
     may_look = ask or _is_here(directory)
-    if given.class_name is not None or (may_look and _is_classifier(directory)):
+    if given.class_name is not None or (may_look and is_classifier(directory)):
         return ClassifierSource(name, task, members), True
-    if may_look and name != RANDOM and loading.has_head(name):
+    own = storage.join(name, run_files.REWARD.network)
+    if may_look and name != RANDOM and (head.is_head(name) or head.is_head(own)):
         return SavedHeadSource(name, task, members, None, given.deviations), True
     return SavedSource(name, task, members), may_look
 
@@ -328,10 +326,6 @@ def source_of_run(settings: HParams, run: str, function: str | None) -> RewardSo
 def _is_here(name: str) -> bool:
     """Return whether no download is needed to look for a reward model."""
     return storage.is_model_here(storage.model_path(name) or name)
-
-
-def _ensemble(scorers: list[Any]) -> rewards.ScoringModel:
-    return scorers[0] if len(scorers) == 1 else rewards.EnsembleReward(scorers)
 
 
 def _without_values(initial_model: TrainedModel) -> rewards.Scorer:

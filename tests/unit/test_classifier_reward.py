@@ -105,18 +105,6 @@ def test_classes_that_are_not_there(classes, name):
         Classifier(classes, name)
 
 
-def test_tensors_that_a_classifier_has_no_place_for_are_said(tmp_path, capsys):
-    directory = write_classifier(tmp_path)
-    capsys.readouterr()  # a bar of transformers, unless an earlier test has turned bars off
-    Classifier(directory)
-    assert capsys.readouterr().err == ''
-    tensors = load_file(tmp_path / 'model.safetensors')
-    tensors['score.bias'] = torch.ones(1)
-    save_file(tensors, tmp_path / 'model.safetensors', {'format': 'pt'})
-    Classifier(directory)
-    assert '1 tensors are left out, the first score.bias' in capsys.readouterr().err
-
-
 def test_scores_whose_square_is_not_finite_are_refused(tmp_path):
     directory = write_classifier(tmp_path)
     tensors = load_file(tmp_path / 'model.safetensors')

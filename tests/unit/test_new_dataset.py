@@ -52,18 +52,11 @@ def test_it_is_offered_and_read(add_poems):
     assert sampler()['tokens'].tolist() == [tokens, tokens]
 
 
-@pytest.mark.parametrize('stand_in', [True, False])
-def test_labels_that_stand_in_are_those_of_the_reward_model(add_poems, stand_in):
-    add_poems(labels_stand_in=stand_in)
+def test_labels_that_stand_in_are_those_of_the_reward_model():
     hparams = policy_options.HParams()
-    hparams.override_from_dict(
-        {
-            'task.query_dataset': 'poems',
-            'rewards.train_new_model': 'on',
-            'rewards.train_new_model.labels.source': 'labels.json',
-        }
-    )
-    assert source_of(hparams).label_source() == ('labels.json' if stand_in else None)
+    new = {'rewards.train_new_model': 'on', 'rewards.train_new_model.labels.source': 'labels.json'}
+    hparams.override_from_dict(new)
+    assert source_of(hparams).label_source() == 'labels.json'
 
 
 def test_a_dry_run_does_not_fetch_what_is_downloaded(add_poems):
