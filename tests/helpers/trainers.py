@@ -8,6 +8,7 @@ from compare import array, assert_close, assert_norm_close, tokens
 from golden_data import load_npz, require
 
 from lm_human_preferences import lm_tasks, ppo
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.ppo import Rollout
@@ -57,6 +58,13 @@ def learner(policy, hparams, comm, ref_policy=None):
         comm=comm,
         **learning_settings(hparams, policy.encoder, comm),
     )
+
+
+def learner_with(policy, settings, comm=None, ref_policy=None):
+    """Make a learner with settings {option: value}, which prints nothing."""
+    hparams = HParams()
+    hparams.override_from_dict({'run.log_interval': 10**9, **settings})
+    return learner(policy, hparams, comm or Comm(), ref_policy)
 
 
 def as_tensors(arrays):

@@ -7,7 +7,7 @@ import torch
 from compare import assert_norm_close
 from tiny_causal_lms import save, tiny
 from tiny_tokenisers import write_byte_level
-from trainers import learner, rollout_of
+from trainers import learner_with, rollout_of
 
 from lm_human_preferences import ppo, train_policy
 from lm_human_preferences.distributed.comm import Comm
@@ -93,20 +93,9 @@ def test_sampling_computes_a_query_once_with_the_same_result(policy, monkeypatch
 
 
 def trainer_of(policy, comm, **settings):
-    hparams = train_policy.HParams()
-    hparams.override_from_dict(
-        {
-            'task.query_length': QUERY,
-            'task.response_length': LIMIT,
-            'ppo.batch_size': 24,
-            'ppo.samples_per_query': SAME,
-            'ppo.total_episodes': 96,
-            'ppo.lr': 1e-3,
-            'rewards.kl_coef': 0.1,
-            **settings,
-        }
-    )
-    trainer = learner(policy, hparams, comm)
+    common = {'task.query_length': QUERY, 'task.response_length': LIMIT, 'ppo.batch_size': 24}
+    common |= {'ppo.samples_per_query': SAME, 'ppo.total_episodes': 96, 'ppo.lr': 1e-3}
+    trainer = learner_with(policy, {**common, 'rewards.kl_coef': 0.1, **settings}, comm)
     trainer.query_sampler = lambda: {'tokens': torch.arange(24).view(8, QUERY) % 25}
     trainer.score_fn = lambda queries, responses: (responses[:, 0].float(), responses, {})
     return trainer

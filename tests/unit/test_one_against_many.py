@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 from compare import assert_norm_close
+from experiments import resolved
 from ranks import give_each_thread_its_own_numpy_random, need, on_ranks
-from trainers import learner, rollout_of
+from trainers import learner_with, rollout_of
 
 from lm_human_preferences import train_policy, train_reward
 from lm_human_preferences.distributed import comm as comms
@@ -82,21 +83,11 @@ def reward_trainer(comm, **settings):
 
 
 def ppo_trainer(comm, **settings):
-    hparams = train_policy.HParams()
-    hparams.override_from_dict(
-        {
-            'ppo.batch_size': BATCH * comm.size,
-            'ppo.nminibatches': 2,
-            'ppo.lr': 1e-3,
-            'task.query_length': QUERY_LENGTH,
-            'task.response_length': RESPONSE_LENGTH,
-            'run.log_interval': 10**9,
-            **settings,
-        }
-    )
+    common = {'ppo.batch_size': BATCH * comm.size, 'ppo.nminibatches': 2, 'ppo.lr': 1e-3}
+    common |= {'task.query_length': QUERY_LENGTH, 'task.response_length': RESPONSE_LENGTH}
     policy = Policy(TrainedModel('test'), temperature=0.7)
     policy.model.double()
-    return starting_alike(learner(policy, hparams, comm))
+    return starting_alike(learner_with(policy, {**common, **settings}, comm))
 
 
 class Recorded:
@@ -203,47 +194,17 @@ def rows(monkeypatch):
     return seen
 
 
-TASK = {
-    'task.query_length': QUERY_LENGTH,
-    'task.response_length': RESPONSE_LENGTH,
-    'task.query_dataset': 'test',
-    'task.start_text': None,
-    'task.policy.initial_model': 'test',
-    'run.seed': 1,
-}
-
-
 def test_no_more_rows_at_a_time(rows):
     size, expected = 5, {5, BATCH % 5}
-    hparams = train_policy.HParams()
-    hparams.override_from_dict(
-        {
-            **TASK,
-            'ppo.batch_size': BATCH,
-            'ppo.total_episodes': BATCH,
-            'ppo.micro_batch_size': size,
-            'rewards.trained_model': 'test',
-        }
-    )
-    train_policy.train(hparams)
+    ppo = {'batch_size': BATCH, 'total_episodes': BATCH, 'micro_batch_size': size}
+    settings = {f'ppo.{name}': value for name, value in ppo.items()}
+    settings |= {'rewards.train_new_model': None, 'rewards.trained_model': 'test'}
+    train_policy.train(resolved('train_policy', 'test', settings))
     assert set(rows) == expected
     rows.clear()
-    hparams = train_reward.HParams()
-    hparams.override_from_dict(
-        {
-            **TASK,
-            'labels.type': 'best_of_4',
-            'labels.source': 'test',
-            'labels.num_train': BATCH,
-            'batch_size': BATCH,
-            'rollout_batch_size': BATCH,
-            'normalize_samples': BATCH,
-            'normalize_before': True,
-            'normalize_after': True,
-            'micro_batch_size': size,
-        }
-    )
-    train_reward.train(hparams)
+    names = ('labels.num_train', 'batch_size', 'rollout_batch_size', 'normalize_samples')
+    settings = {**dict.fromkeys(names, BATCH), 'micro_batch_size': size}
+    train_reward.train(resolved('train_reward', 'test', settings))
     assert set(rows) == expected
 
 

@@ -15,10 +15,9 @@ from pretend_gpu import pretended
 from tiny_causal_lms import save, tiny
 from tiny_tokenisers import write_byte_level
 from torch.utils._python_dispatch import TorchDispatchMode
-from trainers import learner
+from trainers import learner_with
 
 from lm_human_preferences import train_policy
-from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.language import attention, model, sample
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
@@ -174,21 +173,11 @@ def test_attention_without_padding_is_that_with_it(
 
 def trainer_of(policy, micro_batch_size):
     """A trainer that samples eight episodes, scores them by a reward model, and logs nothing."""
-    hparams = train_policy.HParams()
-    hparams.override_from_dict(
-        {
-            'ppo.batch_size': 8,
-            'ppo.nminibatches': 2,
-            'ppo.noptepochs': 1,
-            'ppo.micro_batch_size': micro_batch_size,
-            'task.query_length': 2,
-            'task.response_length': 3,
-            'run.log_interval': 10**9,
-        }
-    )
-    trainer = learner(policy, hparams, comms.Comm())
+    settings = {'ppo.batch_size': 8, 'ppo.nminibatches': 2, 'ppo.noptepochs': 1}
+    settings |= {'task.query_length': 2, 'task.response_length': 3}
+    trainer = learner_with(policy, {**settings, 'ppo.micro_batch_size': micro_batch_size})
     trainer.steps_done = 1  # the first one logs
-    trainer.score_fn = make_score_fn(hparams.task, RewardModel(policy.trained_model))
+    trainer.score_fn = make_score_fn(train_policy.HParams().task, RewardModel(policy.trained_model))
     trainer.query_sampler = lambda: {'tokens': torch.arange(16).view(8, 2)}
     return trainer
 

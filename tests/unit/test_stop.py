@@ -9,10 +9,9 @@ import torch
 from ranks import need, on_ranks
 from tiny_causal_lms import save, tiny
 from tiny_tokenisers import END, write_byte_level
-from trainers import learner, rollout_of
+from trainers import learner_with, rollout_of
 
 from lm_human_preferences import lm_tasks, ppo, train_policy
-from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings, sample, tokenisers
 from lm_human_preferences.language.decoding import Decoding
@@ -105,19 +104,9 @@ def test_an_analysis_of_ended_responses_is_that_of_what_was_sampled(policy):
 
 
 def trainer_of(policy, comm=None, **settings):
-    hparams = train_policy.HParams()
-    hparams.override_from_dict(
-        {
-            'ppo.batch_size': len(LENGTHS),
-            'ppo.nminibatches': 1,
-            'ppo.lr': 1e-3,
-            'task.query_length': QUERY,
-            'task.response_length': LIMIT,
-            'run.log_interval': 10**9,
-            **settings,
-        }
-    )
-    return learner(copy.deepcopy(policy), hparams, comm or comms.Comm(), ref_policy=policy)
+    common = {'ppo.batch_size': len(LENGTHS), 'ppo.nminibatches': 1, 'ppo.lr': 1e-3}
+    common |= {'task.query_length': QUERY, 'task.response_length': LIMIT}
+    return learner_with(copy.deepcopy(policy), {**common, **settings}, comm, ref_policy=policy)
 
 
 def episodes(policy, lengths, limit=LIMIT):
