@@ -212,6 +212,6 @@ def agree_on_library(n_embd: int, checkpointer: Checkpointer, comm: Comm) -> Lib
     """Return the matrix-product library that all ranks use throughout a run, resumed or not."""
     if default_device().type != 'cpu':
         return 'default'
-    of_rank_0: Library = comm.all_gather_object(products.choose(n_embd))[0]
+    of_rank_0: Any = comm.all_gather_object(products.choose(n_embd))[0]
     checkpointer.library = checkpointer.library or of_rank_0
     return checkpointer.library

@@ -80,7 +80,7 @@ def is_usable(family: Family | None) -> bool:
         import horovod.torch as hvd
     except ImportError:
         return False
-    return not torch.cuda.is_available() or hvd.nccl_built()
+    return not torch.cuda.is_available() or bool(hvd.nccl_built())
 
 
 def mpi_of_build() -> Family | None:

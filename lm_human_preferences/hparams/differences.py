@@ -11,7 +11,7 @@ from lm_human_preferences.utils.hyperparams import HParams, group_class
 Experiments = Mapping[str, Mapping[str, Any]]  # {COMMAND/EXPERIMENT: {option: value}}
 OF_ONE_START = ('run.resume', 'run.console')  # options that a resumed run does not keep
 # Options that the program sets, and the new reward model's task, a copy of the policy's
-NOT_DECIDED = ('run.save_dir', f'{NEW_MODEL}.run.save_dir', f'{NEW_MODEL}.task.')
+NOT_DECIDED = ('run.save_dir', f'{NEW_MODEL}.run.save_dir', f'{NEW_MODEL}.task')
 
 
 def decided(hparams: HParams) -> dict[str, Any]:
@@ -35,7 +35,8 @@ def differences(hparams: HParams, usual: HParams) -> dict[str, Any]:
     before, fields = decided(usual), hyperparams.fields(type(hparams))
     found = {}
     for name, value in decided(hparams).items():
-        if value != before.get(name, fields[name].default):
+        default = before.get(name, fields[name].default)
+        if value != default and (value, default) != ('off', None):
             found[name] = value
     return found
 

@@ -10,7 +10,7 @@ import torch
 from lm_human_preferences import shell, storage
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.hparams import policy_options
-from lm_human_preferences.hparams.differences import NOT_DECIDED, OF_ONE_START
+from lm_human_preferences.hparams.differences import differences
 from lm_human_preferences.hparams.policy_options import NEW_MODEL
 from lm_human_preferences.runs.run_settings import OWN_REWARD
 from lm_human_preferences.utils import hyperparams, streams
@@ -42,20 +42,16 @@ def show_start(hparams: policy_options.Training, comm: Comm) -> None:
 
 def show_settings(hparams: policy_options.Training) -> None:
     """Print the settings that differ from the defaults, a paragraph for each group."""
+    changed = differences(hparams, type(hparams)())
+    if hparams.policy is not None and hparams.new_reward_model is not None:
+        changed.pop(OWN_REWARD, None)
     groups: dict[str, list[str]] = {}
-    unchanged = 0
-    is_trained_here = hparams.policy is not None and hparams.new_reward_model is not None
-    for name, field, value in hyperparams.settings(hparams):
-        is_own = name == OWN_REWARD and is_trained_here
-        if isinstance(value, HParams) or name.startswith((*OF_ONE_START, *NOT_DECIDED)) or is_own:
+    for name, value in changed.items():
+        if value == 'on' and any(other.startswith(f'{name}.') for other in changed):
             continue
-        if value == field.default or (value is None and hyperparams.group_class(field.type)):
-            unchanged += 1
-            continue
-        group = name.rpartition('.')[0]
-        text = repr(value) if isinstance(value, str) else value
-        groups.setdefault(group, []).append(f'{name.removeprefix(f"{group}.")}={text}')
-    log_in_summary('settings:')
+        group, _, leaf = name.rpartition('.')
+        groups.setdefault(group, []).append(f'{leaf}={value!r}')
+    log_in_summary('settings (--dry_run prints all, also those that have their defaults):')
     for group, settings in groups.items():
         paragraph = textwrap.wrap(
             '  '.join(settings),
@@ -66,7 +62,6 @@ def show_settings(hparams: policy_options.Training) -> None:
             break_on_hyphens=False,
         )
         log_in_summary(*paragraph)
-    log_in_summary(f'  {unchanged} others have their defaults; --dry_run prints them all')
 
 
 def announce_next(*lines: str, **commands: str) -> None:
@@ -82,10 +77,9 @@ def announce_next(*lines: str, **commands: str) -> None:
 
 
 def announce_policy(hparams: policy_options.HParams) -> None:
-    """Print where the policy is saved, and the commands to try next."""
+    """Print where the policy is saved, if it is, and the commands to try next."""
     save_dir = hparams.run.save_dir
     if save_dir is None:
-        announce_next('Nothing was saved, because --save_dir is None.')
         return
     path = shlex.quote(save_dir)
     commands = {'sample_from_it': f'./sample.py sample --save_dir {path} --nsamples 8'}
@@ -93,8 +87,6 @@ def announce_policy(hparams: policy_options.HParams) -> None:
         function = hparams.rewards.function
         more = [] if function is None else shell.option_words('rewards.function', function)
         commands['evaluate_it'] = shlex.join(['./launch.py', 'evaluate', save_dir, *more])
-    events = shlex.quote(storage.join(save_dir, 'tb'))
-    commands['look_at_its_curves'] = f'tensorboard --logdir {events}'
     commands['write_a_report'] = f'./launch.py report {path}'
     announce_next(f'The policy is in {storage.join(save_dir, "policy")}', **commands)
 
@@ -105,11 +97,8 @@ def announce_reward_model(
     task_options: Mapping[str, object],
     held_out: object | None,
 ) -> None:
-    """Print the commands to try next. task_options: {name: value} that replace `experiment`'s."""
-    if save_dir is None:
-        announce_next('Nothing was saved, because --save_dir is None.')
-    else:
-        events = shlex.quote(storage.join(save_dir, 'tb'))
+    """Print the command to try next. task_options: {name: value} that replace `experiment`'s."""
+    if save_dir is not None:
         words = [os.path.basename(save_dir.rstrip('/'))]
         for option, value in task_options.items():
             words += shell.option_words(option, value)
@@ -119,7 +108,6 @@ def announce_reward_model(
                 f'./launch.py train_policy {experiment or "EXPERIMENT"} {shlex.join(words)}'
                 f' --{NEW_MODEL} off --rewards.trained_model {shlex.quote(save_dir)}'
             ),
-            look_at_its_curves=f'tensorboard --logdir {events}',
         )
     if held_out is not None and not console_is('original'):
         announce(f'Held-out labels: {held_out}')

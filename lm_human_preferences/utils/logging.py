@@ -118,6 +118,7 @@ class Logger:
         with os_errors_as(f'cannot write to {self.directory}'):
             if self.file is None:
                 self.file = _event_files().create(self.directory, self.first_step)
+            assert self.file is not None
             storage.append(self.file, record, sync=False)
 
     def close(self) -> None:
