@@ -96,19 +96,15 @@ def test_the_embedded_experiment_and_samples_of_it(tmp_path):
     )
     scores = printed('objective/score', result.stdout)
     assert np.mean(scores[-3:]) > scores[0] + 1
+    parts = ('data-00000-of-00001', 'index', 'resume.json')
+    steps = [f'policy/checkpoints/model.ckpt-{step}.{part}' for step in (25, 50) for part in parts]
     assert files_under(tmp_path / 'first') == [
         'policy/checkpoints/checkpoint',
-        'policy/checkpoints/model.ckpt-25.data-00000-of-00001',
-        'policy/checkpoints/model.ckpt-25.index',
-        'policy/checkpoints/model.ckpt-25.resume.json',
-        'policy/checkpoints/model.ckpt-50.data-00000-of-00001',
-        'policy/checkpoints/model.ckpt-50.index',
-        'policy/checkpoints/model.ckpt-50.resume.json',
+        *steps,
         'policy/encoding',
         'policy/hparams.json',
         'reward_model/checkpoints/checkpoint',
-        'reward_model/checkpoints/model.ckpt.data-00000-of-00001',
-        'reward_model/checkpoints/model.ckpt.index',
+        *(f'reward_model/checkpoints/model.ckpt.{part}' for part in parts[:2]),
         'reward_model/encoding',
         'reward_model/hparams.json',
         'samples.jsonl',
@@ -129,14 +125,7 @@ def test_a_run_that_is_not_saved_trains_its_reward_model_all_the_same(tmp_path, 
     assert ', not saved, because --save_dir is None\n' in result.stdout
 
 
-@pytest.mark.parametrize(
-    'save_dir, told',
-    [
-        ('{}/file', '{}/file/first cannot be made: {}/file is not a directory that you may write'),
-        ('s3://bucket', "'s3://bucket/first': give a local path, az://ACCOUNT/CONTAINER/NAME,"),
-    ],
-)
-def test_a_directory_that_cannot_be_is_refused_before_anything_is_loaded(tmp_path, save_dir, told):
+def test_a_directory_that_cannot_be_is_refused_before_anything_is_loaded(tmp_path):
     (tmp_path / 'file').write_text('')
-    result = invoke(f'train_policy test first --mpi 1 --save_dir {save_dir.format(tmp_path)}')
-    assert error_of(result).startswith(f'--save_dir: {told.replace("{}", str(tmp_path))}')
+    told = error_of(invoke(f'train_policy test first --mpi 1 --save_dir {tmp_path}/file'))
+    assert told.startswith(f'--save_dir: {tmp_path}/file/first cannot be made: {tmp_path}/file is')

@@ -16,14 +16,7 @@ from test_own_tokeniser import write_chat_model
 import launch
 import sample
 
-PROMPTS = [
-    'It was late.',
-    'Who is lazy?',
-    'The fox jumps',
-    'Never mind.',
-    'Nobody answered.',
-    'Why?',
-]
+PROMPTS = 'It was late.|Who is lazy?|The fox jumps|Never mind.|Nobody answered.|Why?'.split('|')
 SMALL = (
     '--mpi 1 --ppo.total_episodes 32 --ppo.batch_size 16 --ppo.samples_per_query 2'
     ' --run.sample_queries 2'
@@ -97,14 +90,12 @@ def test_pairs_of_two_annotators(project, tmp_path, monkeypatch):
     assert printed(report, 'train_policy') == train
     exported = [json.loads(line) for line in open('labels.jsonl')]
     assert [label['id'] for label in exported] == [str(each) for each in range(6) for _ in 'ab']
-    sizes = f'{SMALL} --save_dir {tmp_path}/runs --rewards.ensemble 1'
-    name = shlex.split(train)[3]
-    assert name == 'labels'
-    small_model = (
-        ' --rewards.train_new_model.epochs 1 --rewards.train_new_model.normalize_samples 64'
-    )
+    new = '--rewards.train_new_model'
+    sizes = f'{SMALL} --save_dir {tmp_path}/runs --rewards.ensemble 1 {new}.epochs 1'
+    assert shlex.split(train)[3] == 'labels'
     train = train.replace(' labels ', ' first ', 1)
-    output = run_elsewhere(f'{train} {sizes}{small_model}', tmp_path, monkeypatch)
+    line = f'{train} {sizes} {new}.normalize_samples 64'
+    output = run_elsewhere(line, tmp_path, monkeypatch)
     finish(output, tmp_path, monkeypatch)
 
 

@@ -64,15 +64,7 @@ def test_queries_end_where_the_response_begins():
     assert {ENCODER.decode(tokens) for tokens in found} == set(reviews.queries())
 
 
-@pytest.mark.parametrize(
-    'words, sign',
-    [
-        ('not very good', -1),
-        ('not boring indeed', 1),
-        ('awful but good', -1),
-        ('long but funny', 1),
-    ],
-)
+@pytest.mark.parametrize('words, sign', [('not very good', -1), ('long but funny', 1)])
 def test_sentiment_and_classifier(reward, words, sign):
     assert sign * reviews.sentiment(words.split()) > 0
     assert sign * reward.score(tokens('the film was'), tokens(words)) > 0
@@ -118,11 +110,8 @@ def cross_entropy_of_the_grammar():
 
 def test_base_model_has_learnt_the_grammar():
     policy = Policy(lm_tasks.initial_model('reviews'))
-    texts = [
-        text
-        for text in itertools.islice(reviews.generator('test'), 20000)
-        if len(text.split()) == 6
-    ]
+    drawn = itertools.islice(reviews.generator('test'), 20000)
+    texts = [text for text in drawn if len(text.split()) == 6]
     queries, answers = tokens(*texts)[:, :3], tokens(*texts)[:, 3:]
     loss = -policy.analyze_responses(queries, answers)['logprobs'].sum(1).mean().item()
     assert abs(loss - cross_entropy_of_the_grammar()) < 0.1
@@ -168,17 +157,13 @@ def labels_of(kind, seed=0):
 
 
 def test_best_is_the_best(reward):
-    labels = labels_of('best_of_4')
+    labels, again, other = labels_of('best_of_4'), labels_of('best_of_4'), labels_of('best_of_4', 1)
+    assert all(torch.equal(labels[name], again[name]) for name in labels)
+    assert not torch.equal(labels['sample0'], other['sample0'])
     scores = torch.stack([reward.score(labels['query'], labels[f'sample{i}']) for i in range(4)])
     assert torch.equal(labels['best'], scores.argmax(0)) and len(set(labels['best'].tolist())) == 4
     assert list(labels) == ['query', 'sample0', 'sample1', 'sample2', 'sample3', 'best']
     assert labels['query'].shape == (64, 5) and labels['sample3'].shape == (64, 3)
-
-
-def test_the_same_seed_gives_the_same_labels():
-    first, second, other = labels_of('best_of_4'), labels_of('best_of_4'), labels_of('best_of_4', 1)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert not torch.equal(first['sample0'], other['sample0'])
 
 
 def test_other_kinds_of_labels(reward):

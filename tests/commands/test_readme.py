@@ -26,26 +26,19 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
 # What was measured; guides link to it.
 RESULTS = ('benchmarks/labels.md', 'benchmarks/quality.md', 'benchmarks/real/README.md')
-PAGES = {
-    name: (ROOT / name).read_text(encoding='utf-8')
-    for name in (
-        'README.md',
-        *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob('docs/*.md')),
-        *RESULTS,
-    )
-}
-LINKING = {
-    **PAGES,
-    **{
-        name: (ROOT / name).read_text(encoding='utf-8')
-        for name in ('CHANGELOG.md', 'CONTRIBUTING.md', 'benchmarks/README.md')
-    },
-}
-FIRST = (
-    'sh tools/setup.sh && .venv/bin/pipenv run ./launch.py train_policy mock_sentiment first'
-    ' --mpi 1'
-)
-TESTS = 'sh tools/setup.sh --dev && .venv/bin/pipenv run pytest'
+OTHERS = ('CHANGELOG.md', 'CONTRIBUTING.md', 'benchmarks/README.md')
+GUIDES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob('docs/*.md'))
+
+
+def read(*names):
+    return {name: (ROOT / name).read_text(encoding='utf-8') for name in names}
+
+
+PAGES = read('README.md', *GUIDES, *RESULTS)
+LINKING = PAGES | read(*OTHERS)
+SETUP, RUN = 'sh tools/setup.sh', '&& .venv/bin/pipenv run'
+FIRST = f'{SETUP} {RUN} ./launch.py train_policy mock_sentiment first --mpi 1'
+TESTS = f'{SETUP} --dev {RUN} pytest'
 SIZES = {  # width, heads and blocks
     '124M': (768, 12, 12),
     '355M': (1024, 16, 24),
@@ -144,12 +137,9 @@ def test_commands_name_what_is_there(commands):
 
 
 def test_trainings_are_understood(commands, monkeypatch):
-    lines = of_program(commands, './launch.py')
-    for text in PAGES.values():
-        for line in re.findall(
-            r'^    .*\b(?:mpiexec|mpirun|srun|torchrun) .*\./launch\.py .*$', text, re.MULTILINE
-        ):
-            lines.append(shlex.split(line.partition('./launch.py ')[2]))
+    lines, ranks = of_program(commands, './launch.py'), r'\b(?:mpiexec|mpirun|srun|torchrun)'
+    for line in re.findall(rf'^    .*{ranks} .*\./launch\.py .*$', '\n'.join(PAGES.values()), re.M):
+        lines.append(shlex.split(line.partition('./launch.py ')[2]))
     # A dry run reads its model: test_models_page.py.
     trainings = [args for args in lines if args[0] in TRAININGS and '--dry_run' not in args]
     assert {tuple(args[:2]) for args in trainings} >= {
@@ -194,12 +184,9 @@ def code(text):
 
 @pytest.mark.parametrize('page', PAGES)
 def test_every_option_that_is_named_exists(page):
-    known = {
-        f'--{key}'
-        for cli in (launch.cli, sample.cli)
-        for command in cli.commands.values()
-        for key in command.fields
-    } | {*program.HELP, '--version', *OTHER_TOOLS}
+    known = {*program.HELP, '--version', *OTHER_TOOLS}
+    for command in [*launch.cli.commands.values(), *sample.cli.commands.values()]:
+        known.update(f'--{key}' for key in command.fields)
     groups = {name.rpartition('.')[0] for name in known}
     words = re.findall(r'(?<![\w-])--[a-z][\w.=-]*', '\n'.join(code(PAGES[page])))
     named = {word.partition('=')[0].removesuffix('.NAME').removesuffix('.') for word in words}

@@ -65,11 +65,7 @@ def test_no_command_prints_an_escape(tmp_path):
     run = tmp_path / 'run'
     run.mkdir()
     write_hostile_run(run, HOSTILE['an escape'])
-    given = [
-        f'--task.query_prefix={TITLE}',
-        f'--task.query_suffix={TITLE}',
-        '--task.query_length=2',
-    ]
+    around = (f'--task.query_{part}={TITLE}' for part in ('prefix', 'suffix'))
     new = ['train_policy', 'test', 'x', f'--save_dir={tmp_path}/save', *SETTINGS]
     make_folder(tmp_path / 'labels', 2)
     folder = LabelFolder(str(tmp_path / 'labels'))
@@ -85,16 +81,13 @@ def test_no_command_prints_an_escape(tmp_path):
         ['export', str(run), f'{tmp_path}/exported'],
         ['import_labels', 'test', str(texts), f'{tmp_path}/imported'],
         ['labels', f'{tmp_path}/labels'],
-        [*new, *given, '--dry_run'],
+        [*new, *around, '--task.query_length=2', '--dry_run'],
     ]
     for each in words:
         result = invoke(each)
         assert is_plain(result), (each, result.output)
-    for each in (
-        ['sample', f'--save_dir={run}'],
-        ['sample', f'--save_dir={run}', f'--prompt={TITLE}'],
-    ):
-        assert is_plain(invoke(each, sample.cli))
+    for more in ([], [f'--prompt={TITLE}']):
+        assert is_plain(invoke(['sample', f'--save_dir={run}', *more], sample.cli))
 
 
 def test_names_of_fields_are_no_lines_of_ours(tmp_path):

@@ -59,11 +59,8 @@ def test_the_lock_of_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr(os, 'write', refuse(errno.ENOSPC))
     hparams = reward_options.CommandHParams()
     hparams.run.save_dir = str(tmp_path / 'run')
-    with (
-        pytest.raises(UserError, match='--save_dir: .*/lock cannot be written: No space left'),
-        run_dir.lock_run_dir(hparams, Comm()),
-    ):
-        pass
+    with pytest.raises(UserError, match='--save_dir: .*/lock cannot be written: No space left'):
+        run_dir.lock_run_dir(hparams, Comm()).__enter__()
     assert not (tmp_path / 'run').exists()
 
 
@@ -73,12 +70,7 @@ def test_whatever_is_written_elsewhere(tmp_path):
     told = pytest.raises(UserError, match=f'{file} cannot be .* make room')
     with largest_file(10), told, disk_errors_reported():
         files.write_bytes(str(file), b'-' * 11)
-    with (
-        file.open('ab', buffering=0) as opened,
-        largest_file(10),
-        told,
-        disk_errors_reported(),
-    ):
+    with file.open('ab', buffering=0) as opened, largest_file(10), told, disk_errors_reported():
         files.append(opened, b'-' * 11, sync=False)
     assert file.read_bytes() == b''
     with pytest.raises(FileNotFoundError), disk_errors_reported():

@@ -78,15 +78,9 @@ def read_texts(folder):
 
 def write_settings(folder):
     hparams = policy_options.HParams()
-    hparams.override_from_dict(
-        {
-            'task.query_length': 3,
-            'task.response_length': 2,
-            'task.query_dataset': 'test',
-            'task.policy.initial_model': 'test',
-            'rewards.trained_model': 'test',
-        }
-    )
+    names = ('task.query_dataset', 'task.policy.initial_model', 'rewards.trained_model')
+    lengths = {'task.query_length': 3, 'task.response_length': 2}
+    hparams.override_from_dict({**dict.fromkeys(names, 'test'), **lengths})
     storage.write_json(str(folder / 'train_policy_hparams.json'), hparams.to_nested_dict())
 
 

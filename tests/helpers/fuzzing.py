@@ -97,9 +97,8 @@ def damaged(random, data):
         elif kind == 2:
             data[start:end] = random.randbytes(end - start)
         else:
-            data[start:start] = data[random.randrange(len(data) + 1) :][
-                : random.choice([1, 8, 100])
-            ]
+            source = random.randrange(len(data) + 1)
+            data[start:start] = data[source : source + random.choice([1, 8, 100])]
     return bytes(data[: 1 << 20])
 
 

@@ -29,29 +29,14 @@ STEP = f'{PACKAGE}.train_policy:PPOTrainer.step'
 ANALYZED = f'{PACKAGE}.train_policy:PPOTrainer._analyzed'
 REWARD_STEP = f'{PACKAGE}.train_reward:RewardModelTrainer.step'
 RECORD_STEP_STATS = f'{PACKAGE}.train_policy:PPOTrainer.record_step_stats'
-MOMENTS = (
-    'os:replace',
-    'os:fsync',
-    'os:remove',
-    TRAIN_BATCH,
-    f'{PACKAGE}.train_reward:RewardModelTrainer.sampled_rewards',
-    TRAIN_MINIBATCH,
-    RECORD_STEP_STATS,
-)
-
+SAMPLED = f'{PACKAGE}.train_reward:RewardModelTrainer.sampled_rewards'
+MOMENTS = ('os:replace', 'os:fsync', 'os:remove')
+MOMENTS += (TRAIN_BATCH, SAMPLED, TRAIN_MINIBATCH, RECORD_STEP_STATS)
 
 # What trainings import when they start: each child would spend seconds on it.
-PRELOADED = ['forked_job'] + [
-    f'{PACKAGE}.{name}'
-    for name in (
-        'train_policy',
-        'train_reward',
-        'checkpointing.checkpointer',
-        'runs.uploads',
-        'datasets.books',
-        'datasets.reviews',
-    )
-]
+IMPORTED = 'train_policy train_reward checkpointing.checkpointer runs.uploads'
+PRELOADED = ['forked_job', *(f'{PACKAGE}.{name}' for name in IMPORTED.split())]
+PRELOADED += [f'{PACKAGE}.datasets.{name}' for name in ('books', 'reviews')]
 # Torch and OpenBLAS would start threads, which a fork leaves behind with their locks.
 ONE_THREAD = dict.fromkeys(('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS'), '1')
 
@@ -166,13 +151,9 @@ def result_of(directory):
         name = str(path.relative_to(directory))
         if path.suffix == '.index':
             bundle = Bundle(str(path.with_suffix('')))
-            found.update(
-                {
-                    (name, variable): np.array(bundle[variable]).tobytes()
-                    for variable in bundle
-                    if variable.rpartition('/')[2] not in ('start_time', 'last_time')
-                }
-            )
+            for variable in bundle:
+                if variable.rpartition('/')[2] not in ('start_time', 'last_time'):
+                    found[name, variable] = np.array(bundle[variable]).tobytes()
             state = checkpoints.restore_state(str(path.with_suffix('')))
             if state:
                 state['trainer'].pop('elapsed', None)
@@ -184,12 +165,8 @@ def result_of(directory):
         elif path.is_file() and not re.search(r'tfevents|model\.ckpt', name):
             found[name] = path.read_bytes()
     for folder in sorted(Path(directory).glob('tb/*')):
-        found.update(
-            {
-                (folder.name, tag): events if tag not in CLOCK else [step for step, _ in events]
-                for tag, events in events_of(folder).items()
-            }
-        )
+        for tag, events in events_of(folder).items():
+            found[folder.name, tag] = [step for step, _ in events] if tag in CLOCK else events
     return found
 
 

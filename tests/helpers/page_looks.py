@@ -119,10 +119,9 @@ def unnamed(window):
     """Roles of what the screen reader would read without a name: pictures, tables, controls."""
     nodes = window.driver.execute_cdp_cmd('Accessibility.getFullAXTree', {})['nodes']
     roles = 'image img table button link slider checkbox combobox textbox heading region'.split()
-    return [
-        node['role']['value']
-        for node in nodes
-        if not node['ignored']
-        and node.get('role', {}).get('value') in roles
-        and not node.get('name', {}).get('value')
-    ]
+    found = []
+    for node in nodes:
+        role, name = (node.get(each, {}).get('value') for each in ('role', 'name'))
+        if not node['ignored'] and role in roles and not name:
+            found.append(role)
+    return found

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 aten, CUDA = torch.ops.aten, torch.device('cuda:0')
 MEMORY = 40 << 30  # bytes that it has
+INDEXING = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
 
 # By autocast, of what networks here are made of
 HALVED = {torch.addmm, torch.baddbmm, torch.bmm, F.linear, F.scaled_dot_product_attention}
@@ -85,39 +86,26 @@ def _compute(func, args, kwargs):
     )
     with GPU.current.drawing(func, kwargs) if on_gpu else contextlib.nullcontext():
         results = func(*args, **kwargs)
-    return mapped(
-        lambda leaf: (
-            there[id(leaf)]
-            if id(leaf) in there  # by an operation in place
-            else Tensor(leaf)
-            if on_gpu and isinstance(leaf, torch.Tensor)
-            else leaf
-        ),
-        results,
-    )
+
+    def placed(leaf):
+        if id(leaf) in there:  # by an operation in place
+            return there[id(leaf)]
+        return Tensor(leaf) if on_gpu and isinstance(leaf, torch.Tensor) else leaf
+
+    return mapped(placed, results)
 
 
 def _refuse(func, args, tensors):
     """Raise RuntimeError where CUDA's operators take no such tensors."""
     packet = func.overloadpacket
     strangers = [tensor for tensor in tensors if not isinstance(tensor, Tensor)]
-    if packet in (
-        aten.index,
-        aten.index_put,
-        aten.index_put_,
-        aten._index_put_impl_,
-    ) and isinstance(args[0], Tensor):
-        indices = leaves(args[1])  # may be on the CPU
-        strangers = [
-            tensor
-            for tensor in strangers
-            if tensor.dim() and not any(tensor is index for index in indices)
-        ]
+    is_first_there = isinstance(args[0], Tensor)
+    if packet in INDEXING and is_first_there:
+        indices = set(map(id, leaves(args[1])))  # may be on the CPU
+        strangers = [each for each in strangers if each.dim() and id(each) not in indices]
     elif packet is aten.copy_:
         strangers = []
-    elif torch.Tag.pointwise in func.tags and not (
-        func._schema.is_mutable and not isinstance(args[0], Tensor)
-    ):
+    elif torch.Tag.pointwise in func.tags and (is_first_there or not func._schema.is_mutable):
         strangers = [tensor for tensor in strangers if tensor.dim()]
     if strangers:
         raise RuntimeError(
@@ -143,28 +131,22 @@ class _Functions(TorchFunctionMode):
     """Number of the device 'cuda', which a driver would know, and its autocast and tensor()."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        args, kwargs = mapped(
-            lambda leaf: (
-                CUDA if isinstance(leaf, (str, torch.device)) and str(leaf) == 'cuda' else leaf
-            ),
-            (args, kwargs or {}),
-        )
-        if (
-            func is torch.tensor and kwargs.pop('device', 'cpu') == CUDA
-        ):  # which asks a driver for memory
+
+        def numbered(leaf):
+            is_device = isinstance(leaf, (str, torch.device)) and str(leaf) == 'cuda'
+            return CUDA if is_device else leaf
+
+        def cast(leaf):
+            is_cast = isinstance(leaf, Tensor) and leaf.is_floating_point()
+            return leaf.to(dtype) if is_cast and leaf.dtype != torch.float64 else leaf
+
+        args, kwargs = mapped(numbered, (args, kwargs or {}))
+        # tensor() asks a driver for memory.
+        if func is torch.tensor and kwargs.pop('device', 'cpu') == CUDA:
             return func(*args, **kwargs).to(CUDA)
         if torch.is_autocast_enabled('cuda') and func in HALVED | WHOLE:
             dtype = torch.get_autocast_dtype('cuda') if func in HALVED else torch.float32
-            args, kwargs = mapped(
-                lambda leaf: (
-                    leaf.to(dtype)
-                    if isinstance(leaf, Tensor)
-                    and leaf.is_floating_point()
-                    and leaf.dtype != torch.float64
-                    else leaf
-                ),
-                (args, kwargs),
-            )
+            args, kwargs = mapped(cast, (args, kwargs))
             with torch.autocast('cuda', enabled=False):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
@@ -233,9 +215,8 @@ class GPU:
 def pretended(shared=False):
     """Give this thread a GPU, which draws from the CPU's generator if `shared`."""
     GPU.current = GPU(shared)
-    torch.__future__.set_swap_module_params_on_conversion(
-        True
-    )  # else Module.to keeps the tensor, on other memory
+    # Else Module.to keeps the tensor, on other memory.
+    torch.__future__.set_swap_module_params_on_conversion(True)
     try:
         with (
             mock.patch.multiple(torch.cuda, **GPU.current.patches()),

@@ -17,10 +17,8 @@ from lm_human_preferences import lm_tasks, tracked_samples, train_policy, train_
 from lm_human_preferences.language import sample
 from lm_human_preferences.language.trained_models import TrainedModel
 
-INITIAL_MODELS = {
-    'golden': 'train_model',
-    'tiny-main': 'tiny_main_model',
-}  # what the recordings call them
+# What the recordings call them
+INITIAL_MODELS = {'golden': 'train_model', 'tiny-main': 'tiny_main_model'}
 
 
 def local_paths(hparams, save_dir):
@@ -30,9 +28,8 @@ def local_paths(hparams, save_dir):
             continue
         policy = group.task.policy
         if policy.initial_model != 'test':
-            policy.initial_model = str(
-                require(INITIAL_MODELS.get(policy.initial_model, policy.initial_model))
-            )
+            name = INITIAL_MODELS.get(policy.initial_model, policy.initial_model)
+            policy.initial_model = str(require(name))
         if hasattr(group, 'labels'):
             group.labels.source = str(require(*group.labels.source.split('/')))
         group.run.save_dir = str(save_dir)
@@ -90,19 +87,16 @@ class TracedPPOTrainer(train_policy.PPOTrainer):
 
     def train(self, rollout):
         stats = super().train(rollout)
-        self.steps.append(
-            {
-                'scores': rollout.scores,
-                'postprocessed_responses': rollout.scored_responses,
-                'rewards': rollout.rewards,
-                'respond/logprobs': rollout.logprobs,
-                'respond/values': rollout.values,
-                'ref/logprobs': rollout.ref_logprobs,
-                'train_stats': {
-                    name: [value.item() for value in values] for name, values in stats.items()
-                },
-            }
-        )
+        step = {
+            'scores': rollout.scores,
+            'postprocessed_responses': rollout.scored_responses,
+            'rewards': rollout.rewards,
+            'respond/logprobs': rollout.logprobs,
+            'respond/values': rollout.values,
+            'ref/logprobs': rollout.ref_logprobs,
+        }
+        step['train_stats'] = {name: [each.item() for each in of] for name, of in stats.items()}
+        self.steps.append(step)
         return stats
 
     def record_step_stats(self, rollout, *, kl_coef, non_score_reward, train_stats):
@@ -135,14 +129,10 @@ class Replay:
     """
 
     def __init__(self, monkeypatch, episodes, initial=None):
-        self.left = [
-            deque(
-                row
-                for queries, responses in rank
-                for row in zip(tokens(queries), tokens(responses), strict=True)
-            )
-            for rank in episodes
-        ]
+        self.left = [deque() for _ in episodes]
+        for left, rank in zip(self.left, episodes, strict=True):
+            for queries, responses in rank:
+                left.extend(zip(tokens(queries), tokens(responses), strict=True))
         self.size = len(episodes)
         need(self.size)
         self.now = threading.local()  # the batch of each rank, and how much of it was answered
@@ -153,23 +143,17 @@ class Replay:
         # The recording has no samples but those of the steps.
         monkeypatch.setattr(tracked_samples, 'hooks', lambda *_: [])
         monkeypatch.setattr(sample, 'sample_from_probs', self.sample_from_probs)
-        monkeypatch.setattr(
-            train_reward,
-            'RewardModelTrainer',
-            self.keeping(TracedRewardTrainer, self.reward_trainers),
-        )
-        monkeypatch.setattr(
-            train_policy, 'PPOTrainer', self.keeping(TracedPPOTrainer, self.ppo_trainers)
-        )
-        monkeypatch.setattr(
-            TrainedModel, 'build', self.starting_from(initial or {}, TrainedModel.build)
-        )
+        keep_reward = self.keeping(TracedRewardTrainer, self.reward_trainers)
+        monkeypatch.setattr(train_reward, 'RewardModelTrainer', keep_reward)
+        keep_ppo = self.keeping(TracedPPOTrainer, self.ppo_trainers)
+        monkeypatch.setattr(train_policy, 'PPOTrainer', keep_ppo)
+        build = self.starting_from(initial or {}, TrainedModel.build)
+        monkeypatch.setattr(TrainedModel, 'build', build)
 
     def make_query_sampler(self, *, batch_size, comm, **settings):
         def sampler():
-            queries, responses = zip(
-                *(self.left[comm.rank].popleft() for _ in range(batch_size)), strict=True
-            )
+            rows = [self.left[comm.rank].popleft() for _ in range(batch_size)]
+            queries, responses = zip(*rows, strict=True)
             self.now.responses, self.now.position = torch.stack(responses), 0
             return {'tokens': torch.stack(queries)}
 
@@ -206,20 +190,17 @@ class Replay:
         hparams = copy.deepcopy(hparams)
         hparams.run.console = 'original'
         on_ranks(self.size, lambda comm: train(copy.deepcopy(hparams), comm))
-        assert not any(self.left[rank] for rank in ranks_here(self.size)), (
-            'fewer episodes used than recorded'
-        )
+        unused = [len(self.left[rank]) for rank in ranks_here(self.size)]
+        assert not any(unused), 'fewer episodes used than recorded'
 
 
 def episodes_of_normalizations(arrays, size):
     """Per rank, the sampled episodes of a recorded reward training."""
-    return [
-        [
-            (case['queries'], case['responses'])
-            for case in numbered(under(arrays, rank_prefix(rank, size)), 'normalize')
-        ]
-        for rank in range(size)
-    ]
+    episodes = []
+    for rank in range(size):
+        cases = numbered(under(arrays, rank_prefix(rank, size)), 'normalize')
+        episodes.append([(case['queries'], case['responses']) for case in cases])
+    return episodes
 
 
 def check_batches(trainers, recorded, stats, permutation):

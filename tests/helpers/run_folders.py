@@ -114,17 +114,7 @@ def write_command(run, command, began, ended=None, how='finished', seeds=None, *
 
 def write_samples(run, steps):
     """Write answers of a policy on the way: {step: [(query, response, score, KL), ...]}."""
-    write_lines(
-        run / run_files.SAMPLES,
-        [
-            {
-                'step': step,
-                'query': query,
-                'response': response,
-                'score': score,
-                'kl': kl,
-            }
-            for step, answers in steps.items()
-            for query, response, score, kl in answers
-        ],
-    )
+    names, rows = ('query', 'response', 'score', 'kl'), []
+    for step, answers in steps.items():
+        rows += [{'step': step, **dict(zip(names, answer, strict=True))} for answer in answers]
+    write_lines(run / run_files.SAMPLES, rows)

@@ -194,24 +194,19 @@ def lines(folder: str, found: Facts) -> Iterator[str]:
 def _measured(found: Facts) -> list[list[str]]:
     """Return a table of the agreement of labellers, and of comparisons of policies."""
     agreed = found['agreement']
-    raw, alpha = agreed['raw'], agreed['alpha']
     where = f'agreement, {agreed["pairs"]} pairs of answers to {agreed["questions"]} questions'
-    rows = [['measured', 'result', 'interval', 'by chance']]
-    rows.append([where, NOTHING, NOTHING, NOTHING])
-    if raw is not None:
+    result = alpha = interval = chance = NOTHING
+    if agreed['raw'] is not None:
+        result, chance = (f'{100 * agreed[name]:.1f} %' for name in ('raw', 'chance'))
         interval = agreement.in_words(agreed['low'], agreed['high'])
-        rows[-1][1:] = [f'{100 * raw:.1f} %', interval, f'{100 * agreed["chance"]:.1f} %']
-    rows.append(["Krippendorff's alpha", NOTHING if alpha is None else f'{alpha:.3f}', '', ''])
+    if agreed['alpha'] is not None:
+        alpha = f'{agreed["alpha"]:.3f}'
+    rows = [['measured', 'result', 'interval', 'by chance'], [where, result, interval, chance]]
+    rows.append(["Krippendorff's alpha", alpha, '', ''])
     for each in found['comparisons']:
         names = f'{each["against"]} preferred to {each["policy"]}, {each["ties"]} ties left out'
-        rows.append(
-            [
-                names,
-                f'{each["wins_of_against"]} of {each["n"]}',
-                agreement.in_words(each['low'], each['high']),
-                '50.0 %',
-            ]
-        )
+        interval = agreement.in_words(each['low'], each['high'])
+        rows.append([names, f'{each["wins_of_against"]} of {each["n"]}', interval, '50.0 %'])
     return rows
 
 
