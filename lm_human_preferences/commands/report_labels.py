@@ -13,6 +13,7 @@ from lm_human_preferences.labels.folder import LabelFolder, parse_names
 from lm_human_preferences.labels.report import label_report
 from lm_human_preferences.labels.texts import token_ids
 from lm_human_preferences.labels.texts.token_ids import PREFERENCES, TEXT, TOKENS
+from lm_human_preferences.language import tokenisers
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.utils.terminal import printable
 
@@ -56,23 +57,25 @@ def report_labels(
 
 def _export(folder: LabelFolder, without: Collection[str], path: str, form: str) -> None:
     answers = folder.counted(without=without)
-    is_text = form == TEXT
-    kept = [answer for answer in answers if is_text or answer.value != TIE]
-    labels = folder.as_labels(kept, as_text=is_text)
-    if form == TOKENS:
-        written = [token_ids.marked(label, folder.task['encoding']) for label in labels]
-    else:
-        encoding = folder.encoding()
-        written = [
-            token_ids.as_texts(label, folder.label_type, encoding, folder.path) for label in labels
-        ]
+    kept = [answer for answer in answers if form == TEXT or answer.value != TIE]
+    written = list(folder.as_labels(kept, as_text=form == TEXT))
+    label_type, encoding = folder.label_type, folder.encoding()
+    if form != TOKENS:
+        written = [token_ids.as_texts(each, label_type, encoding, folder.path) for each in written]
+    elif encoding.name.startswith(tokenisers.PREFIX):  # others need no name
+        written = [{**label, token_ids.FIELD: encoding.name} for label in written]
     if form == PREFERENCES:
-        written = list(token_ids.preferences(written, folder.label_type))
+        written = list(token_ids.preferences(written, label_type))
+    lines = [json.dumps(label, ensure_ascii=False) for label in written]
+    text = '[' + ',\n'.join(lines) + ']\n'
+    if path.endswith('.jsonl'):
+        text = ''.join(f'{line}\n' for line in lines)
     with about_option('--export'):
-        outputs.write_file(path, token_ids.as_file(written, path).encode())
+        outputs.write_file(path, text.encode())
     what = 'preferences' if form == PREFERENCES else 'labels'
     click.echo(f'{len(written)} {what} are in {path}')
     if len(kept) < len(answers):
-        name = 'a label file' if form == TOKENS else 'a preference'
-        note = token_ids.NO_TIES.format(count=len(answers) - len(kept), form=name)
-        click.echo(f'{note}; --export_as text keeps them')
+        click.echo(
+            f'note: {len(answers) - len(kept)} answers without a preference are left out;'
+            ' --export_as text keeps them'
+        )

@@ -196,8 +196,7 @@ class LabelFolder:
         """
         for answer in answers:
             question = self.questions[answer.question]
-            label: dict[str, Any] = dict(question.tokens())
-            label[self.label_type.field] = answer.value
+            label = {**question.tokens(), self.label_type.field: answer.value}
             for given_id in (question.given_id, answer.given_id):
                 if given_id is not None:
                     label[ID] = given_id
@@ -241,7 +240,9 @@ def _parse_question(record: dict[str, Any], label_type: LabelType) -> Question:
     gold = record['gold']
     if gold is not None and not label_type.is_valid(gold):
         raise ValueError(f'gold must be {label_type.expected}, not {gold!r:.80}')
-    tokens = {field: record.get(field) for field in ('query', *label_type.samples)}
+    tokens: dict[str, Any] = {}  # a missing or malformed field makes another id
+    for field in ('query', *label_type.samples):
+        tokens[field] = record.get(field)
     if question_id(tokens) != record['id']:
         raise ValueError('its id is not that of its tokens')
     ids = {field: array.array('i', given) for field, given in tokens.items()}

@@ -1,11 +1,10 @@
 """Append-only files with one JSON object per line; writers remove a line that was cut off."""
 
-import contextlib
 import errno
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError, os_errors_as
@@ -48,7 +47,7 @@ def as_object(value: Any, where: str) -> dict[str, Any]:
     return value
 
 
-class Writer(contextlib.AbstractContextManager['Writer']):
+class Writer:
     """Exclusive writer of a file; it creates a missing file and removes an unfinished last line.
 
     in_use: message of the UserError that is raised if another process is writing the file.
@@ -84,6 +83,9 @@ class Writer(contextlib.AbstractContextManager['Writer']):
 
     def close(self) -> None:
         self.file.close()
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

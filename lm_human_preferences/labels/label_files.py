@@ -149,7 +149,8 @@ def _as_tensors(
     columns: dict[str, list[Any]] = {field: [] for field in schemas}
     for index, label in enumerate(objects):
         for field, schema in schemas.items():
-            where, value = f'{source}: label {index}, field {field!r}', label.get(field)
+            where = f'{source}: label {index}, field {field!r}'
+            value: Any = label.get(field)
             if field == label_type.field:
                 value = label_type.read(value)
                 if value is None:

@@ -1,6 +1,5 @@
 """Conversion of labels from token ids to texts; a label may name the `encoding` of its ids."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -12,20 +11,6 @@ from lm_human_preferences.language.encodings import Encoder, Encoding
 
 FIELD = 'encoding'
 TOKENS, TEXT, PREFERENCES = 'tokens', 'text', 'preferences'  # values of --export_as
-NO_TIES = 'note: {count} answers without a preference are left out: {form} has no place for them'
-
-
-def marked(label: dict[str, Any], encoding: str) -> dict[str, Any]:
-    """Return a label with its encoding as a field if that is a tokeniser; others are not named."""
-    return {**label, FIELD: encoding} if encoding.startswith(tokenisers.PREFIX) else label
-
-
-def as_file(objects: Iterable[dict[str, Any]], path: str) -> str:
-    """Return the content of a file: JSON lines if `path` ends in .jsonl, else a JSON array."""
-    lines = [json.dumps(value, ensure_ascii=False) for value in objects]
-    if path.endswith('.jsonl'):
-        return ''.join(f'{line}\n' for line in lines)
-    return '[' + ',\n'.join(lines) + ']\n'
 
 
 def encoding_of(objects: Sequence[dict[str, Any]], encoding: Encoding, source: str) -> Encoding:
