@@ -245,13 +245,6 @@ def test_gold_questions_are_asked_of_everybody_however_many_skip_them(path):
     assert not question.is_retired(LabelFolder(str(path)).answers_to(question))
 
 
-def test_names_that_are_no_names(path):
-    folder = make_folder(path)
-    for name in ('', 'a b', '../x', 'x' * 33, 'é'):
-        with pytest.raises(UserError, match=r'--labeller .* letters, digits'):
-            Labeller(folder, name)
-
-
 def test_what_is_no_folder(tmp_path):
     with pytest.raises(UserError, match='is not a folder of labels, which is local'):
         LabelFolder(str(tmp_path))
