@@ -291,7 +291,7 @@ def test_people_who_compared_it_are_its_first_judge(tmp_path, is_second, won, in
         with Labeller(LabelFolder(str(folder)), name) as labeller:
             for best in answers:
                 question = labeller.next_question()
-                labeller.answer(question, best, 1.0, simulated=name == 'bot')
+                labeller.answer(question, best, 1.0, is_simulated=name == 'bot')
     write_learned(run, source=str(folder), found=4, answers={})
     judge, *_ = facts.answer(read(run))
     assert judge == ('By people', f'{won} of 4', ['of the answers prefer it to', 'other'])
