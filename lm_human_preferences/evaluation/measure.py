@@ -1,8 +1,6 @@
 """Measurement of a run's models on all possible responses if they are few, else on samples."""
 
 import collections
-import contextlib
-import io
 import math
 from typing import Any, NamedTuple
 
@@ -54,14 +52,12 @@ class Responses(NamedTuple):
 
 def load_models(save_dir: str, source: RewardSource, judge: str | None = None) -> Models:
     """Return the models of a run. judge: name or path of another reward, see loading.load_judge."""
-    task = source.task
-    policy, reference = load_policies(save_dir, task)
+    policy, reference = load_policies(save_dir, source.task)
     encoding = policy.trained_model.encoding
-    with contextlib.redirect_stdout(io.StringIO()):  # loading prints a line for each variable
-        models = _reward_models(save_dir, source, encoding, reference)
-        if judge is not None:
-            models[report.JUDGE] = loading.load_judge(judge, encoding, task)
-    return Models(policy, reference, models, task)
+    models = _reward_models(save_dir, source, encoding, reference)
+    if judge is not None:
+        models[report.JUDGE] = loading.load_judge(judge, encoding, source.task)
+    return Models(policy, reference, models, source.task)
 
 
 def load_policies(save_dir: str, task: lm_tasks.TaskHParams) -> tuple[Policy, Policy]:
@@ -70,8 +66,7 @@ def load_policies(save_dir: str, task: lm_tasks.TaskHParams) -> tuple[Policy, Po
     for scope in ('policy', 'ref_policy'):
         model = trained_models.TrainedModel(scope, storage.join(save_dir, 'policy'), scope)
         settings = lm_tasks.policy_settings(task, model.encoding.get_encoder())
-        with contextlib.redirect_stdout(io.StringIO()):  # loading prints a line per variable
-            policies.append(Policy(model, scope=scope, only_samples=True, **settings))
+        policies.append(Policy(model, scope=scope, only_samples=True, **settings))
     policy, reference = policies
     return policy, reference
 
