@@ -183,13 +183,9 @@ def test_gradients_are_freed_with_their_parameters():
 )
 def test_each_rank_takes_a_gpu_of_its_own(visible, chosen):
     assert [process.choose_gpu(visible, rank) for rank in range(len(visible))] == chosen
-
-
-def test_more_ranks_than_gpus_are_refused():
     message = r'^3 ranks on \S+, which has 2 visible GPU\(s\): use --mpi 2, .* CUDA_VISIBLE_DEV'
-    for rank in range(2):
-        with pytest.raises(UserError, match=message):
-            process.choose_gpu([['a', 'b']] * 3, rank)
+    with pytest.raises(UserError, match=message):
+        process.choose_gpu([['a', 'b']] * 3, 1)
 
 
 @pytest.mark.parametrize('value', [None, 2**70, -0.0, math.inf, 'a"é\ud800', {'a': [True, {}]}])
