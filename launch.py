@@ -35,7 +35,7 @@ import click
 from lm_human_preferences import storage
 from lm_human_preferences.cli import launch, user_settings
 from lm_human_preferences.cli.labelling import label_commands
-from lm_human_preferences.cli.launch import Job, JobName
+from lm_human_preferences.cli.launch import job_command
 from lm_human_preferences.cli.program import Command, Program
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import command_options, policy_options, reward_options
@@ -223,7 +223,6 @@ policy_experiments = {
 
 
 EXPERIMENTS = {'train_policy': policy_experiments, 'train_reward': reward_experiments}
-TRAIN = {'train_policy': JobName.TRAIN_POLICY, 'train_reward': JobName.TRAIN_REWARD}
 TRAININGS = {'train_policy': policy_options.HParams, 'train_reward': reward_options.CommandHParams}
 
 
@@ -251,13 +250,13 @@ def resume(settings: dict[str, Any], save_dir: str) -> None:
         mpi = run_dir.ranks_of(hparams.run.directory)
     experiment = run_record.training(directory, command)['experiment']
     binds = settings_of_experiments().get(f'{command}/{experiment}', {})
-    launch.start_job(TRAIN[command], launch.training_arguments(hparams, experiment, binds), mpi)
+    launch.start_training(hparams, experiment, binds, mpi)
 
 
 def options_of_resume() -> dict[str, dataclasses.Field]:
     """Return the options of both trainings, except those that `resume` sets itself."""
     options = {
-        'mpi': hyperparams.fields(launch.RankHParams)['mpi'],
+        'mpi': hyperparams.fields(command_options.RankHParams)['mpi'],
         **user_settings.settable(reward_options.CommandHParams),
         **user_settings.settable(policy_options.HParams),
     }
@@ -294,7 +293,6 @@ cli = Program(
     commands=[
         launch.experiment_command(
             'train_reward',
-            JobName.TRAIN_REWARD,
             reward_options.CommandHParams,
             reward_experiments,
             example='./launch.py train_reward mock_sentiment my-reward --mpi 1',
@@ -302,7 +300,6 @@ cli = Program(
         ),
         launch.experiment_command(
             'train_policy',
-            JobName.TRAIN_POLICY,
             policy_options.HParams,
             policy_experiments,
             complete=functools.partial(user_settings.complete, reward_experiments),
@@ -324,12 +321,11 @@ cli = Program(
                 ' defaults below are those of a new run.'
             ),
         ),
-        Job(
-            JobName.EXPORT,
+        job_command(
+            'export',
+            'commands.export_model:export',
             command_options.ExportHParams,
             ['model_dir', 'output_dir'],
-        ).command(
-            'export',
             example='./launch.py export /tmp/save/train_policy/first ./my-policy',
             help=(
                 'Save a model as a Hugging Face directory. MODEL_DIR is a run of train_policy, the'
@@ -338,31 +334,29 @@ cli = Program(
                 ' sequence classifier with one label.'
             ),
         ),
-        Job(JobName.DOCTOR).command(
+        job_command(
             'doctor',
+            'commands.doctor:doctor',
             example='./launch.py doctor',
             help=(
                 'Check that this machine has what training needs. Prints one line for each check,'
                 ' with the fix if something is wrong.'
             ),
         ),
-        Job(
-            JobName.EVALUATE,
+        job_command(
+            'evaluate',
+            'evaluation.evaluate:evaluate',
             command_options.EvaluationHParams,
             ['save_dir'],
-            check=run_settings.load_run_hparams,
-        ).command(
-            'evaluate',
             example='./launch.py evaluate /tmp/save/train_policy/first',
             help='Compare a policy with the best one at its KL. SAVE_DIR is a run of train_policy.',
         ),
-        Job(
-            JobName.REPORT,
+        job_command(
+            'report',
+            'report.page:write_report',
             command_options.ReportHParams,
             [click.Argument(['runs'], type=click.Path(), nargs=-1, metavar='RUN...')],
             more=lambda: {'experiments': settings_of_experiments()},
-        ).command(
-            'report',
             example='./launch.py report /tmp/save/train_policy/first',
             help=(
                 'Write one HTML page about the runs in RUN...: what they reached, samples,'

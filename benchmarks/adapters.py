@@ -23,7 +23,7 @@ from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.language.adapters.shared import SharedBase
 from lm_human_preferences.language.network import HEADS
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.plan.making import policy_phase
+from lm_human_preferences.plan.phases import policy_phase
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import default_device

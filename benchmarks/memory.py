@@ -29,7 +29,7 @@ import torch
 import workload
 
 from lm_human_preferences.distributed import comm
-from lm_human_preferences.plan.making import policy_phase, reward_phase
+from lm_human_preferences.plan.phases import policy_phase, reward_phase
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.training import precision

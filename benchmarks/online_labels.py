@@ -33,7 +33,7 @@ from figures.tables import groups, write_table
 from lm_human_preferences import lm_tasks, storage, train_policy
 from lm_human_preferences.evaluation import optimum
 from lm_human_preferences.hparams.task_options import TaskHParams
-from lm_human_preferences.plan.making import policy_phase
+from lm_human_preferences.plan.phases import policy_phase
 from lm_human_preferences.reward_sources.loading import load_reward_model
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.utils.core import random_stream

@@ -20,7 +20,7 @@ from workload import PADDING, RESPONSE_LENGTH, VOCABULARY
 
 from lm_human_preferences import train_reward
 from lm_human_preferences.distributed import comm
-from lm_human_preferences.plan.making import reward_phase
+from lm_human_preferences.plan.phases import reward_phase
 from lm_human_preferences.rewards import RewardModel
 
 NUM_RESPONSES = 4

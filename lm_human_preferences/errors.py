@@ -6,17 +6,7 @@ import functools
 from collections.abc import Iterator
 
 # Errors of a disk or its permissions, not of this program.
-_OF_DISKS = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EROFS,
-    errno.EIO,
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENOTDIR,
-    errno.EISDIR,
-}
+_OF_DISKS = 'ENOSPC EDQUOT EFBIG EROFS EIO EACCES EPERM ENOTDIR EISDIR'.split()
 
 
 class UserError(ValueError):
@@ -38,7 +28,7 @@ def disk_errors_reported() -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        if e.errno not in _OF_DISKS:
+        if errno.errorcode.get(e.errno or 0) not in _OF_DISKS:
             raise
         raise UserError(
             f'{e.filename or "the output"} cannot be read or written ({e.strerror}): make room'

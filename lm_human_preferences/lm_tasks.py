@@ -86,30 +86,6 @@ def policy_settings(hparams: TaskHParams, encoder: Encoder) -> dict[str, Any]:
     )
 
 
-def end_notes(hparams: TaskHParams, encoder: Encoder) -> list[str]:
-    """Return notes on special tokens in affixes, a template's date, and the ends of responses."""
-    chat = chat_template(hparams, encoder)
-    notes = []
-    is_read = chat is not None or hparams.special_tokens
-    if not is_read and encoder.spells_special(hparams.query_prefix, hparams.query_suffix):
-        notes.append(
-            '--task.query_prefix or --task.query_suffix spells a special token, which is read as'
-            ' ordinary letters: --task.special_tokens on makes it one'
-        )
-    if chat is not None and chat.writes_date:
-        notes.append(
-            "The chat template writes today's date: a run that is resumed on another day has other"
-            ' contexts'
-        )
-    if hparams.stops:
-        ends = sorted(truncate_tokens(hparams, encoder) or ())
-        spelled = ', '.join(f'{encoder.decode([token])!r} ({token})' for token in ends[:8])
-        more = f' and {len(ends) - 8} more' if len(ends) > 8 else ''
-        length = hparams.response_length
-        notes.append(f'A response ends with {spelled}{more}, or after {length} tokens')
-    return notes
-
-
 def postprocess_fn_from_hparams(
     hparams: TaskHParams, padding_token: int, encoder: Encoder | None = None
 ) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -318,12 +294,10 @@ def query_columns(
     rules = make_query_sampler(hparams, encoder=encoder, batch_size=1).rules
     for file in filter(None, (name, jsonl.file_of_test_part(name))):
         for query in jsonl.read_queries(file):
-            texts = [query.text]
-            of_one = datasets.Dataset(
-                name, lambda mode, texts=texts, **_: iter(texts), is_new=False
-            )
-            sequences = of_one.sequences(rules, repeat_count=1)
-            found += [(tokens, query) for tokens in sequences]
+            tokens, counts = rules.query_of(query.text)
+            if 'used' in counts:
+                padding = [encoder.padding_token] * (hparams.query_length - len(tokens))
+                found.append((tokens + padding, query))
     return columns_by_tokens(found)
 
 
@@ -358,13 +332,6 @@ def query_notes(hparams: TaskHParams, encoder: Encoder, mode: str) -> list[str]:
         f'cut after their last --task.end_text {hparams.end_text!r}': usage['cut_at_end'],
     }
     lines += [f'  {how}: {count}' for how, count in cuts.items() if count]
-    if usage['special'] and hparams.chat:
-        lines.append(f'  spell special tokens, which are tokens in a context: {usage["special"]}')
-    elif usage['special']:
-        lines.append(
-            f'  spell special tokens, read as ordinary letters: {usage["special"]};'
-            ' give lists of messages with --task.chat on, or --task.special_tokens on'
-        )
     return lines + [f'  left out, {reason}' for reason in _left_out(usage, hparams)]
 
 

@@ -12,7 +12,7 @@ import torch
 from lm_human_preferences.utils.core import TensorBatch, those_in, whiten
 
 if TYPE_CHECKING:
-    from lm_human_preferences.hparams.algorithm_options import PpoHParams
+    from lm_human_preferences.hparams.policy_options import PpoHParams
 
 # (queries (batch, query_length), responses (batch, response_length)) ->
 # (scores (batch,), the responses as they were scored, {'score': scores}), as in the original. Heads

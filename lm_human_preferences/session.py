@@ -17,7 +17,7 @@ from lm_human_preferences.language.adapters.shared import Bases
 from lm_human_preferences.machine import process, products
 from lm_human_preferences.machine.products import Library
 from lm_human_preferences.plan import checks
-from lm_human_preferences.plan.making import LESS_MEMORY, make_plan, policy_phase
+from lm_human_preferences.plan.phases import LESS_MEMORY, make_plan, policy_phase
 from lm_human_preferences.runs import run_dir, run_files, run_record, run_settings
 from lm_human_preferences.training import console, loop, precision
 from lm_human_preferences.utils.core import ceil_div, default_device
@@ -31,8 +31,7 @@ from lm_human_preferences.utils.logging import (
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
     from lm_human_preferences.language.trained_models import TrainedModel
-    from lm_human_preferences.plan.making import Plan, Settings
-    from lm_human_preferences.plan.phases import Training, TrainReward
+    from lm_human_preferences.plan.phases import Plan, Settings, Training, TrainReward
 
 OUT_OF_MEMORY = re.compile(
     r"[^:]*out of memory.*|can't allocate memory.*|Unable to allocate.*"

@@ -11,27 +11,14 @@ _ROOT = Path(__file__).parents[1]  # folder of the project
 
 
 def typed(command: str, *words: str) -> str:
-    """Return `command` and quoted `words` as the user can type them in the current folder."""
+    """Return `command` and quoted `words` as the user can type them in the project's folder."""
     command = ' '.join([command, *map(shlex.quote, words)])
-    is_script = command.startswith('./')
-    if is_script:
-        command = _beside_this_program(command)
     folder = os.path.dirname(sys.executable)
     if _is_active(folder):
         return command
-    if is_script:
+    if command.startswith('./'):
         return f'{shlex.quote(sys.executable)} {command}'
     return os.path.join(shlex.quote(folder), command)
-
-
-def _beside_this_program(command: str) -> str:
-    """Return `command` with the folder of this program, unless that is the current folder."""
-    script, space, rest = command.partition(' ')
-    folder = os.path.abspath(os.path.dirname(sys.argv[0]))
-    path = os.path.join(folder, os.path.basename(script))
-    if folder == os.getcwd() or not os.path.exists(path):
-        return command
-    return f'{shlex.quote(path)}{space}{rest}'
 
 
 def option_words(name: str, value: object) -> list[str]:

@@ -8,15 +8,14 @@ from lm_human_preferences import lm_tasks, rewards, session, tracked_samples
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.algorithm_options import AdaptiveKLParams as AdaptiveKLParams
-from lm_human_preferences.hparams.algorithm_options import PpoHParams as PpoHParams
+from lm_human_preferences.hparams.policy_options import AdaptiveKLParams as AdaptiveKLParams
 from lm_human_preferences.hparams.policy_options import HParams
+from lm_human_preferences.hparams.policy_options import PpoHParams as PpoHParams
 from lm_human_preferences.hparams.policy_options import RewardHParams as RewardHParams
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.plan.making import Plan
-from lm_human_preferences.plan.phases import TrainPolicy
+from lm_human_preferences.plan.phases import Plan, TrainPolicy
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import make_score_fn
 from lm_human_preferences.runs import curves, run_files, run_settings

@@ -13,8 +13,7 @@ from lm_human_preferences.hparams.reward_options import CommandRunHParams
 from lm_human_preferences.hparams.reward_options import LabelHParams as LabelHParams
 from lm_human_preferences.labels.held_out import Labels, Prediction, predict
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.plan.making import Plan
-from lm_human_preferences.plan.phases import FitHead, TrainReward
+from lm_human_preferences.plan.phases import FitHead, Plan, TrainReward
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.runs import run_files

@@ -18,8 +18,7 @@ if __name__ == '__main__':
 
 import launch  # noqa: E402
 import sample  # noqa: E402
-from lm_human_preferences.cli import option_help, user_settings  # noqa: E402
-from lm_human_preferences.cli.program import Command  # noqa: E402
+from lm_human_preferences.cli import program, user_settings  # noqa: E402
 from lm_human_preferences.datasets import registry  # noqa: E402
 from lm_human_preferences.hparams import labelling_options  # noqa: E402
 from lm_human_preferences.utils import hyperparams  # noqa: E402
@@ -87,15 +86,15 @@ JOINED = {
 }
 
 
-def tables() -> dict[str, option_help.Fields]:
+def tables() -> dict[str, program.Fields]:
     """The options by heading, in the order of the page."""
     commands = _commands(launch.cli)
     reward, policy = (
-        option_help.sections(commands[name].fields) for name in ('train_reward', 'train_policy')
+        program.sections(commands[name].fields) for name in ('train_reward', 'train_policy')
     )
-    headings = ['Launching', *option_help.HEADINGS.values()]
+    headings = ['Launching', *program.HEADINGS.values()]
     headings.remove('Adapters of a reward model')  # the same as the policy's
-    trainings: dict[str, option_help.Fields] = {}
+    trainings: dict[str, program.Fields] = {}
     for heading in headings:
         fields = (policy if heading in policy else reward)[heading]
         trainings.setdefault(JOINED.get(heading, heading), {}).update(fields)
@@ -107,7 +106,7 @@ def tables() -> dict[str, option_help.Fields]:
     }
 
 
-def _of_other_commands(commands: dict[str, Command]) -> option_help.Fields:
+def _of_other_commands(commands: dict[str, program.Command]) -> program.Fields:
     """The options of commands that have few, by command and option."""
     names = ('evaluate', 'label', 'labels', 'score', 'export', 'report')
     fields = {name: _without(commands[name].fields, 'web.') for name in names}
@@ -115,15 +114,17 @@ def _of_other_commands(commands: dict[str, Command]) -> option_help.Fields:
     return {f'{name} --{key}': field for name in fields for key, field in fields[name].items()}
 
 
-def _without(fields: option_help.Fields, prefix: str) -> option_help.Fields:
+def _without(fields: program.Fields, prefix: str) -> program.Fields:
     """Those that help pages show, but for a group that has a heading of its own."""
-    shown = option_help.shown(fields)
+    shown = program.shown(fields)
     return {name: field for name, field in shown.items() if not name.startswith(prefix)}
 
 
-def _commands(group: click.Group) -> dict[str, Command]:
+def _commands(group: click.Group) -> dict[str, program.Command]:
     """Those of its commands that have dataclass fields as options, by name."""
-    return {name: found for name, found in group.commands.items() if isinstance(found, Command)}
+    return {
+        name: found for name, found in group.commands.items() if isinstance(found, program.Command)
+    }
 
 
 def page() -> str:
@@ -152,7 +153,7 @@ def _datasets() -> str:
 
 
 def _row(name: str, field: dataclasses.Field) -> str:
-    default = option_help.default_text(field)
+    default = program.default_text(field)
     shown = 'required' if default is None else f'`{default}`'
     text = field.metadata['help'].replace('|', r'\|')
     option = name if ' --' in name else f'--{name}'

@@ -32,8 +32,7 @@ from lm_human_preferences.evaluation import measure, optimum
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.labels import simulated
 from lm_human_preferences.language import encodings
-from lm_human_preferences.plan.making import policy_phase
-from lm_human_preferences.plan.phases import TrainPolicy
+from lm_human_preferences.plan.phases import TrainPolicy, policy_phase
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.reward_sources.sources import source_of

@@ -3,7 +3,6 @@
 import ast
 import contextlib
 import os
-import re
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import Field
@@ -11,7 +10,6 @@ from typing import Any
 
 import click
 
-from lm_human_preferences import shell
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils.hyperparams import (
     TEXTS,
@@ -36,7 +34,6 @@ def read_words(
     positionals: Sequence[str] = (),
     *,
     rest: str | None = None,
-    example: str = '',
 ) -> Given:
     """Parse a command's words to {name: text, or tuple of texts if repeatable}; or UserError.
 
@@ -52,8 +49,6 @@ def read_words(
             by_position += words
             break
         if not word.startswith('--'):
-            if re.match('-[A-Za-z]', word):
-                raise UserError(f'{word}: options begin with two dashes: -{word}')
             by_position.append(word)
             continue
         name, equals, text = word[2:].partition('=')
@@ -66,15 +61,13 @@ def read_words(
         given[key] = (*given.get(key, ()), text) if is_repeatable else text
     left = _assign_by_position(given, by_position, fields, arguments, positionals, rest)
     if left:
-        before = ''.join(f' after {word:.80}' for word in args[: args.index(left[0])][-1:])
         raise UserError(
-            f'unexpected argument {left[0]!r}{before}: options are given as --name value, and a'
-            ' switch takes true, false, on or off'
+            f'unexpected argument {left[0]!r}: options are given as --name value, and a switch'
+            ' takes true, false, on or off'
         )
     missing = [shown for key, shown in arguments.items() if key not in given]
     if missing:
-        advice = f'example: {shell.typed(example)}' if example else 'see --help'
-        raise UserError(f'{" and ".join(missing)} missing; {advice}')
+        raise UserError(f'{" and ".join(missing)} missing; see --help')
     return given
 
 

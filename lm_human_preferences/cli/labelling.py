@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from lm_human_preferences.cli import launch, user_settings
-from lm_human_preferences.cli.launch import Job, JobName
+from lm_human_preferences.cli.launch import job_command
 from lm_human_preferences.cli.program import Command
-from lm_human_preferences.hparams import differences, labelling_options, reward_options
+from lm_human_preferences.hparams import labelling_options, policy_options, reward_options
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial
 
@@ -58,7 +58,7 @@ HELP: dict[str, dict[str, Any]] = {  # {command: texts of its help page}
 
 
 def label_commands(
-    reward_experiments: Experiments, settings: Callable[[], differences.Experiments]
+    reward_experiments: Experiments, settings: Callable[[], policy_options.Experiments]
 ) -> list[Command]:
     """Return the commands. reward_experiments: train_reward's, which set task and label type.
 
@@ -66,19 +66,27 @@ def label_commands(
     """
     options = labelling_options
     of_experiment = functools.partial(_experiment_command, reward_experiments, settings)
+
+    def command(name: str, *details: Any, **more: Any) -> Command:
+        return job_command(name, *details, **HELP[name], **more)
+
     return [
-        of_experiment('ask', JobName.ASK, options.AskHParams, ['folder']),
+        of_experiment('ask', 'commands.ask:ask', options.AskHParams, ['folder']),
         of_experiment(
-            'import_labels', JobName.IMPORT_LABELS, options.ImportHParams, ['file', 'folder']
+            'import_labels',
+            'commands.texts.import_labels:import_labels',
+            options.ImportHParams,
+            ['file', 'folder'],
         ),
-        Job(JobName.LABEL, options.LabelHParams, ['folder']).command('label', **HELP['label']),
-        Job(
-            JobName.LABELS,
+        command('label', 'commands.answer_questions:label', options.LabelHParams, ['folder']),
+        command(
+            'labels',
+            'commands.report_labels:report_labels',
             options.ReportHParams,
             ['folder'],
             more=lambda: {'experiments': settings()},
-        ).command('labels', **HELP['labels']),
-        Job(JobName.SCORE, options.ScoreHParams, ['run', 'file']).command('score', **HELP['score']),
+        ),
+        command('score', 'commands.texts.score:score', options.ScoreHParams, ['run', 'file']),
     ]
 
 
@@ -96,9 +104,9 @@ def _asked_type(experiment: str, options: Any, folder: str) -> dict[str, str]:
 
 def _experiment_command(
     reward_experiments: Experiments,
-    settings_of_all: Callable[[], differences.Experiments],
+    settings_of_all: Callable[[], policy_options.Experiments],
     name: str,
-    job: JobName,
+    job: str,
     hparam_class: type[hyperparams.HParams],
     arguments: Sequence[str],
 ) -> Command:

@@ -1,7 +1,6 @@
 """Commands that start jobs, such as a training (the original's utils/launch.py)."""
 
 import dataclasses
-import enum
 import gc
 import importlib
 import os
@@ -13,10 +12,11 @@ import click
 
 from lm_human_preferences import shell, storage
 from lm_human_preferences.cli import user_settings
-from lm_human_preferences.cli.program import Command, completion
+from lm_human_preferences.cli.program import Command
 from lm_human_preferences.distributed import launch_methods, worker
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.differences import task_options
+from lm_human_preferences.hparams.command_options import RankHParams
+from lm_human_preferences.hparams.policy_options import task_options
 from lm_human_preferences.runs import run_dir, run_files
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial
@@ -33,31 +33,16 @@ LONGEST_NAME = 255
 _NO_EFFECT = 'note: --run.save_dir has no effect: the run is kept in --save_dir joined with NAME'
 
 
-class JobName(enum.StrEnum):
-    """Jobs as 'module:function': texts, since importing the function would load torch."""
-
-    TRAIN_REWARD = 'lm_human_preferences.train_reward:train'
-    TRAIN_POLICY = 'lm_human_preferences.train_policy:train'
-    SAMPLE = 'lm_human_preferences.commands.sample_policy:sample_policy'
-    EXPORT = 'lm_human_preferences.commands.export_model:export'
-    DOCTOR = 'lm_human_preferences.commands.doctor:doctor'
-    EVALUATE = 'lm_human_preferences.evaluation.evaluate:evaluate'
-    REPORT = 'lm_human_preferences.report.page:write_report'
-    ASK = 'lm_human_preferences.commands.ask:ask'
-    IMPORT_LABELS = 'lm_human_preferences.commands.texts.import_labels:import_labels'
-    LABEL = 'lm_human_preferences.commands.answer_questions:label'
-    LABELS = 'lm_human_preferences.commands.report_labels:report_labels'
-    SCORE = 'lm_human_preferences.commands.texts.score:score'
-
-
 @dataclasses.dataclass
-class RankHParams(hyperparams.HParams):
-    """Number of ranks of a job, and where they run."""
-
-    mpi: int | None = option(
-        None, 'ranks to start; None: one for each visible GPU, or 1', at_least=1
+class _LaunchHParams(RankHParams):
+    dry_run: bool = option(
+        False,
+        'print all settings, make the checks that need no work, say what would start, and start'
+        ' nothing',
     )
-    mode: str = option('local', help=None, one_of=('local',))  # as in the original
+    overwrite: bool = option(
+        False, 'delete what an earlier run of this NAME has written, and start again'
+    )
 
 
 def validated(hparams: Settings) -> Settings:
@@ -73,16 +58,17 @@ def validated(hparams: Settings) -> Settings:
 
 
 def start_job(
-    job: JobName, arguments: dict[str, Any], mpi: int | None, *, has_ranks: bool = True
+    job: str, arguments: dict[str, Any], mpi: int | None, *, has_ranks: bool = True
 ) -> None:
-    """Call `job` on `mpi` ranks (None: one for each GPU), or without ranks in one process."""
+    """Call `job`, a 'module:function' of this package, on `mpi` ranks, or without ranks.
+
+    mpi: None for one rank for each GPU.
+    """
     if 'VISIBLE_DEVICES' in os.environ:  # the variable that the original read
         os.environ.setdefault('CUDA_VISIBLE_DEVICES', os.environ['VISIBLE_DEVICES'])
     launch = launch_methods.current()
     if not has_ranks:
         if launch.rank == 0:
-            if launch.size > 1:
-                note(f'note: one of {launch.size} ranks does all of this command')
             import_job(job)(**arguments)
         return
     shell.require('torch')  # else a missing mpiexec would be reported first
@@ -111,7 +97,7 @@ def start_job(
 def import_job(job: str) -> Callable[..., Any]:
     """Return the function that 'module:function' names."""
     module, name = job.split(':')
-    return getattr(import_for_good(module), name)
+    return getattr(import_for_good(f'lm_human_preferences.{module}'), name)
 
 
 def import_for_good(module: str) -> Any:
@@ -146,44 +132,39 @@ def _world_size(mpi: int | None) -> int:
 # ---------------------------------------------------------------- commands
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """Job that a command starts, passing its options and arguments as keyword arguments.
+def start_with_options(
+    job: str, options: hyperparams.HParams, settings: dict[str, Any], **arguments: Any
+) -> None:
+    """Start `job` with `arguments` and its `options`, overridden by the user's `settings`."""
+    user_settings.override(options, settings)
+    nested = validated(options).to_nested_dict()
+    start_job(job, arguments | nested, mpi=1, has_ranks=False)
 
-    check(*arguments): called before torch is loaded. more: returns further keyword arguments.
+
+def job_command(
+    name: str,
+    job: str,
+    options: type[hyperparams.HParams] = hyperparams.HParams,
+    arguments: Sequence[str | click.Argument] = (),
+    *,
+    more: Callable[[], dict[str, Any]] = dict,
+    **attrs: Any,
+) -> Command:
+    """Return the command `name ARGUMENT ... [--option ...]`, which starts `job`.
+
+    The job gets the options and arguments as keyword arguments, and those that `more` returns.
     """
+    names = [each if isinstance(each, str) else str(each.name) for each in arguments]
 
-    name: JobName
-    options: type[hyperparams.HParams] = hyperparams.HParams
-    arguments: Sequence[str | click.Argument] = ()
-    check: Callable[..., object] | None = None
-    more: Callable[[], dict[str, Any]] = dict
+    def start(settings: dict[str, Any], *values: Any) -> None:
+        given = dict(zip(names, values, strict=True))
+        start_with_options(job, options(), settings, **given, **more())
 
-    def start(self, settings: dict[str, Any], *values: Any) -> None:
-        """Start the job. settings: {option: value}, as given. values: one for each argument."""
-        options = self.options()
-        user_settings.override(options, settings)
-        nested = validated(options).to_nested_dict()
-        if self.check is not None:
-            self.check(*values)
-        has_ranks = 'mpi' in nested
-        mpi = nested.pop('mpi', 1)
-        nested.pop('mode', None)
-        names = [each if isinstance(each, str) else str(each.name) for each in self.arguments]
-        arguments = dict(zip(names, values, strict=True))
-        arguments |= self.more()
-        arguments |= nested
-        start_job(self.name, arguments, mpi, has_ranks=has_ranks)
-
-    def command(self, name: str, **attrs: Any) -> Command:
-        """Return the command `name ARGUMENT ... [--option ...]`. attrs: passed on to Command."""
-        fields = user_settings.settable(self.options)
-        return Command(name, self.start, fields, self.arguments, **attrs)
+    return Command(name, start, user_settings.settable(options), arguments, **attrs)
 
 
 def experiment_command(
     name: str,
-    job: JobName,
     hparam_class: 'type[Training]',
     experiments: Mapping[str, Sequence[Trial]],
     *,
@@ -202,11 +183,15 @@ def experiment_command(
         launch_settings = {key: settings.pop(key) for key in launch_fields if key in settings}
         launch: Any = validated(launch_class(**launch_settings))
         hparams = hparam_class()
-        settings = _resolve(hparams, binds, settings, exp, complete)
-        if launch.save_dir:
-            hparams.run.save_dir = storage.join(storage.absolute(launch.save_dir), name_of_run)
-            if 'run.save_dir' in settings:
-                note(_NO_EFFECT)
+        hparams.override_from_dict(binds)
+        settings = user_settings.with_end_of_response(settings, hparams.task)
+        if complete is not None:
+            settings = complete(settings, hparams, exp)
+        user_settings.override(hparams, settings)
+        if 'run.save_dir' in settings:
+            note(_NO_EFFECT)
+        parent = launch.save_dir and storage.absolute(launch.save_dir)
+        hparams.run.save_dir = parent and storage.join(parent, name_of_run)
         validated(hparams)
         if launch.dry_run:
             _dry_run(f'{name_of_run}: {binds}', hparams, launch, settings)
@@ -215,10 +200,9 @@ def experiment_command(
         mpi = launch.mpi
         if mpi is None and hparams.run.resume:
             mpi = run_dir.ranks_of(hparams.run.directory)
-        start_job(job, training_arguments(hparams, exp, binds), mpi)
+        start_training(hparams, exp, binds, mpi)
 
-    complete_word = completion(list(experiments))
-    experiment = click.Argument(['exp'], metavar='EXPERIMENT', shell_complete=complete_word)
+    experiment = click.Argument(['exp'], metavar='EXPERIMENT')
     return Command(
         name,
         start,
@@ -239,61 +223,30 @@ and changes some of the defaults; --dry_run shows all its settings.""",
     )
 
 
-def _resolve(
-    hparams: Any,
-    binds: dict[str, Any],
-    settings: dict[str, Any],
-    experiment: str,
-    complete: Complete | None,
-) -> dict[str, Any]:
-    """Set `hparams` to the experiment's, then the user's settings; return the latter, completed."""
-    hparams.override_from_dict(binds)
-    settings = user_settings.with_end_of_response(settings, hparams.task)
-    if complete is not None:
-        settings = complete(settings, hparams, experiment)
-    user_settings.override(hparams, settings)
-    return settings
-
-
-def training_arguments(
-    hparams: 'Training', experiment: str | None, binds: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return {name: argument} of a training's job. binds: the experiment's settings, or {}."""
+def start_training(
+    hparams: 'Training', experiment: str | None, binds: Mapping[str, Any], mpi: int | None
+) -> None:
+    """Start a training. binds: the experiment's settings, or {}. mpi: see start_job."""
     arguments: dict[str, Any] = {'hparams': hparams, 'experiment': experiment}
     if hparams.command == run_files.REWARD.command:
         arguments['task_options'] = task_options(hparams.task, binds)
-    return arguments
+    start_job(f'{hparams.command}:train', arguments, mpi)
 
 
-def _launch_class(command: str) -> type[hyperparams.HParams]:
-    """Return the class of the options that launch a command, such as --mpi and --dry_run."""
-    dry_run = option(
-        False,
-        'print all settings, make the checks that need no work, say what would start, and start'
-        ' nothing',
-    )
+def _launch_class(command: str) -> type[_LaunchHParams]:
+    """Return the class of the options that launch a command."""
     save_dir = option(
         run_files.usual_directory(command),
         'parent folder: the run is saved in SAVE_DIR/NAME; None: not at all',
         path=True,
     )
-    overwrite = option(
-        False, 'delete what an earlier run of this NAME has written, and start again'
-    )
-    return dataclasses.make_dataclass(
-        'LaunchHParams',
-        bases=(RankHParams,),
-        fields=[
-            ('dry_run', bool, dry_run),
-            ('save_dir', str | None, save_dir),
-            ('overwrite', bool, overwrite),
-        ],
-    )
+    fields = [('save_dir', str | None, save_dir)]
+    return dataclasses.make_dataclass('LaunchHParams', fields, bases=(_LaunchHParams,))
 
 
 def _dry_run(title: str, hparams: Any, launch: Any, explicitly_set: dict[str, Any]) -> None:
     """Print the settings of a run, check them without training, and print what would start."""
-    dry_run = import_job('lm_human_preferences.commands.dry_run:dry_run')  # loads torch
+    dry_run = import_job('commands.dry_run:dry_run')  # loads torch
     click.echo(title)
     hyperparams.dump(hparams)
     hyperparams.dump_additions(hparams)

@@ -4,20 +4,39 @@ import contextlib
 import dataclasses
 import sys
 import time
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 from lm_human_preferences import __version__, shell
-from lm_human_preferences.cli import option_help
 from lm_human_preferences.cli.arguments import convert, expanded, read_words
 from lm_human_preferences.distributed import launch_methods, worker
 from lm_human_preferences.errors import UserError, disk_errors_reported
+from lm_human_preferences.hparams.policy_options import NEW_MODEL
 from lm_human_preferences.utils import streams
-from lm_human_preferences.utils.streams import note
-from lm_human_preferences.utils.terminal import error_line
+from lm_human_preferences.utils.hyperparams import group_class, members
+from lm_human_preferences.utils.streams import error_line, note
 
+Fields = dict[str, dataclasses.Field]
+
+LAUNCHING = ('mpi', 'dry_run', 'save_dir', 'overwrite')
+HEADINGS = {  # {group of options: heading}, in the order of help pages; '': not in a group
+    'run': 'Run',
+    'task': 'Task',
+    'task.policy': 'Policy',
+    'task.policy.lora': 'Adapters',
+    'labels': 'Labels',
+    '': 'Reward training',
+    'lora': 'Adapters of a reward model',
+    'rewards': 'Rewards',
+    'rewards.adaptive_kl': 'Adaptive KL',
+    'rewards.online': 'Online labels',
+    'run.serve': 'Page for labellers',
+    'ppo': 'PPO',
+}
+_TYPES = {int: 'INT', float: 'FLOAT', str: 'TEXT', tuple[str, ...]: 'TEXT', types.NoneType: 'None'}
 HELP = ['-h', '--help']
 FAILED = 2  # exit status after a user's mistake
 INTERRUPTED = 130
@@ -27,15 +46,9 @@ class Program(click.Group):
     """Group of commands that reports a mistake of the user in one line, with status 2."""
 
     def __init__(self, **attrs: Any) -> None:
-        version = click.Option(
-            ['--version'],
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            callback=_print_version,
-            help='Show the versions of this program, of Python and of PyTorch, and exit.',
-        )
-        super().__init__(params=[version], **attrs)
+        super().__init__(**attrs)
+        message = 'lm-human-preferences %(version)s'
+        click.version_option(__version__, message=message)(self)
 
     def main(self, args: Sequence[str] | None = None, **extra: Any) -> None:
         """Run the command that `args`, or sys.argv, begin with; end the process on an error."""
@@ -79,21 +92,6 @@ def _fail(message: str) -> None:
     sys.exit(FAILED)
 
 
-def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if not value or ctx.resilient_parsing:
-        return
-    from importlib import metadata  # slow to import, and no training needs it
-
-    try:
-        # Importing torch would take seconds.
-        torch = f'PyTorch {metadata.version("torch")}'
-    except metadata.PackageNotFoundError:
-        torch = 'PyTorch is not installed'
-    python = '.'.join(map(str, sys.version_info[:3]))
-    click.echo(f'lm-human-preferences {__version__} (Python {python}, {torch})')
-    ctx.exit()
-
-
 class Command(click.Command):
     """Command with options from dataclass fields; `callback(settings, *arguments)` runs it."""
 
@@ -101,7 +99,7 @@ class Command(click.Command):
         self,
         name: str,
         callback: Callable[..., object],
-        fields: option_help.Fields,
+        fields: Fields,
         arguments: Sequence[str | click.Argument] = (),
         positionals: Sequence[str] = (),
         *,
@@ -124,7 +122,8 @@ class Command(click.Command):
             if param.nargs < 0:
                 self.rest = param.name
         params += [_click_option(key, field) for key, field in fields.items()]
-        super().__init__(name, callback=callback, params=params, **attrs)
+        epilog = f'\b\nExample:\n  {example}' if example else None
+        super().__init__(name, callback=callback, params=params, epilog=epilog, **attrs)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as python-fire did; leave help and shell completion to click."""
@@ -133,14 +132,8 @@ class Command(click.Command):
         if set(HELP) & set(args):
             click.echo(ctx.get_help())
             ctx.exit()
-        ctx.params = read_words(
-            args,
-            self.fields,
-            self.arguments,
-            self.positionals,
-            rest=self.rest,
-            example=self.example,
-        )
+        words = args, self.fields, self.arguments, self.positionals
+        ctx.params = read_words(*words, rest=self.rest)
         return []
 
     def invoke(self, ctx: click.Context) -> object:
@@ -157,43 +150,27 @@ class Command(click.Command):
             arguments.append(expanded(word) if isinstance(param.type, click.Path) else word)
         return self.callback(settings, *arguments)
 
-    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the description and the example."""
-        super().format_help_text(ctx, formatter)
-        if self.example:
-            with formatter.section('Example'):
-                formatter.write(f'{"":{formatter.current_indent}}{self.example}\n')
-
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options in sections, those of a new reward model as one line."""
+        """Write the options in sections."""
         records = {}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
                 records[param.name] = record
-        for heading, fields in option_help.sections(self.fields).items():
-            rows = [records.pop(_identifier(key)) for key in fields]
-            if heading == option_help.FOLDED:
-                prefix = f'--{option_help.NEW_MODEL}'
-                text = (
-                    f'{len(fields)} options, which `train_reward --help` shows. The seed is one of'
-                    f' them: --run.seed does not set it, {prefix}.run.seed does'
-                )
-                rows = [(f'{prefix}.NAME', text)]
+        for heading, fields in sections(self.fields).items():
             with formatter.section(heading):
-                formatter.write_dl(rows)
+                formatter.write_dl([records.pop(_identifier(key)) for key in fields])
         with formatter.section('Help'):
             formatter.write_dl(list(records.values()))
 
 
 def _click_option(key: str, field: dataclasses.Field) -> click.Option:
-    default = option_help.default_text(field)
+    default = default_text(field)
     remark = '[required]' if default is None else f'[default: {default}]'
     return click.Option(
         [f'--{key}', _identifier(key)],
-        metavar=option_help.value_text(field),
+        metavar=value_text(field),
         help=f'{field.metadata.get("help") or ""}  {remark}',
-        shell_complete=completion(option_help.choices(field)),
-        hidden=not option_help.is_shown(field),
+        hidden=_is_hidden(key, field),
     )
 
 
@@ -202,10 +179,45 @@ def _identifier(key: str) -> str:
     return key.replace('.', '__')
 
 
-def completion(words: Sequence[str]) -> Callable[..., list[str]]:
-    """Return a callback with which click completes a value in the shell to one of `words`."""
+def shown(fields: Fields) -> Fields:
+    """Return the `fields` {name: field} that help pages show."""
+    return {name: field for name, field in fields.items() if not _is_hidden(name, field)}
 
-    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-        return [word for word in words if word.startswith(incomplete)]
 
-    return complete
+def _is_hidden(name: str, field: dataclasses.Field) -> bool:
+    """Return whether help pages leave an option out; those of a new model are of train_reward."""
+    return name.startswith(f'{NEW_MODEL}.') or field.metadata.get('help', '') is None
+
+
+def sections(fields: Fields) -> dict[str, Fields]:
+    """Return {heading: fields to show}, only 'Options' for a command that does not train."""
+    fields = shown(fields)
+    if not any(name.startswith('run.') for name in fields):
+        return {'Options': fields} if fields else {}
+    by_heading: dict[str, Fields] = {}
+    for heading in ('Launching', *HEADINGS.values()):
+        by_heading[heading] = {}
+    for name, field in fields.items():
+        heading = 'Launching' if name in LAUNCHING else HEADINGS[name.rpartition('.')[0]]
+        by_heading[heading][name] = field
+    return {heading: inside for heading, inside in by_heading.items() if inside}
+
+
+def value_text(field: dataclasses.Field) -> str:
+    """Return the accepted values as help pages show them, such as 'INT|None' or 'true|false'."""
+    if group_class(field.type):
+        return 'on|off'
+    if bool in members(field.type):
+        return 'true|false'
+    return '|'.join(_TYPES[ty] for ty in members(field.type))
+
+
+def default_text(field: dataclasses.Field) -> str | None:
+    """Return the default as text; None for a required option."""
+    if field.default is None and types.NoneType not in members(field.type):
+        return None
+    if group_class(field.type):
+        return 'off'
+    if field.default == ():
+        return 'none'
+    return repr(field.default)

@@ -1,6 +1,7 @@
 """The user's settings and the settings that they imply, which override an experiment's."""
 
 import copy
+import dataclasses
 import os
 import re
 import types
@@ -8,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lm_human_preferences import storage
-from lm_human_preferences.cli import option_help
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options
@@ -26,14 +26,9 @@ _RUNS = 'az://openaipublic/lm-human-preferences/runs'
 _PUBLISHED = ('sentiment', 'descriptiveness', 'cnndm', 'tldr')
 # Options of the policy that also apply to a new reward model unless set for it separately
 _OF_BOTH = {'run.precision', 'run.gradient_checkpointing'}
-# Options of a new reward model that have no effect with --rewards.online
-_OFFLINE = (
-    *('labels.num_train', 'labels.error', 'labels.without', 'labels.too_long'),
-    *('run.seed', 'run.save_dir', 'run.log_interval', 'run.save_interval', 'run.precision'),
-)
 
 
-def settable(hparam_class: type[hyperparams.HParams]) -> option_help.Fields:
+def settable(hparam_class: type[hyperparams.HParams]) -> dict[str, dataclasses.Field]:
     """Return {dotted name: field} of all values, and of the groups that can be switched off."""
     return {
         key: field
@@ -115,10 +110,11 @@ def complete(
     if _is_on(settings, NEW, hparams.new_reward_model):
         if hparams.new_reward_model is None and experiment is not None:
             binds = bindings(reward_experiments, experiment, 'train_reward')
-            _switch_on_new_model(hparams, binds)
+            new = {f'{NEW}.{key}': value for key, value in binds.items()}
+            hparams.override_from_dict({NEW: 'on', **new})
+            assert hparams.new_reward_model is not None
+            hparams.new_reward_model.task = copy.deepcopy(hparams.task)
         collects_labels = _is_on(settings, 'rewards.online', hparams.rewards.online)
-        if collects_labels:
-            _refuse_what_has_no_effect(settings)
         _share_task(settings)
         for key in _OF_BOTH & settings.keys():
             settings.setdefault(f'{NEW}.{key}', settings[key])
@@ -140,26 +136,11 @@ def complete(
     return settings
 
 
-def _switch_on_new_model(hparams: policy_options.HParams, of_reward: Mapping[str, Any]) -> None:
-    """Switch on a new reward model in `hparams`: the policy's task, else settings `of_reward`."""
-    settings = {f'{NEW}.{key}': value for key, value in of_reward.items()}
-    hparams.override_from_dict({NEW: 'on', **settings})
-    assert hparams.new_reward_model is not None
-    hparams.new_reward_model.task = copy.deepcopy(hparams.task)
-
-
 def _is_on(settings: Mapping[str, Any], group: str, before: object) -> bool:
     """Return whether a group, whose value is `before`, is on once `settings` are applied."""
     named = any(key.startswith(f'{group}.') for key in settings)
     default = 'on' if named or before else 'off'
     return settings.get(group, default) == 'on'
-
-
-def _refuse_what_has_no_effect(settings: Mapping[str, Any]) -> None:
-    """Raise UserError for an option without effect while labels are collected."""
-    for name in _OFFLINE:
-        if settings.get(f'{NEW}.{name}') is not None:  # None is the default
-            raise UserError(f'--{NEW}.{name} has no effect with --rewards.online: leave it out')
 
 
 def _share_task(settings: dict[str, Any]) -> None:

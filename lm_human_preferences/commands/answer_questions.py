@@ -23,8 +23,7 @@ from lm_human_preferences.labels.labeller import Labeller, Refused, names_in
 from lm_human_preferences.labels.page.server import LabelServer
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.utils import stop_signals
-from lm_human_preferences.utils.streams import note
-from lm_human_preferences.utils.terminal import columns, printable
+from lm_human_preferences.utils.streams import columns, note, printable
 
 WIDEST = 80  # largest number of columns that a question takes
 HIGHEST_KEY = 9

@@ -10,8 +10,8 @@ from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.commands.sampler import Source, warnings_only
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError, about_option
-from lm_human_preferences.hparams.differences import Experiments
 from lm_human_preferences.hparams.labelling_options import AskHParams
+from lm_human_preferences.hparams.policy_options import Experiments
 from lm_human_preferences.hparams.reward_options import CommandHParams as HParams
 from lm_human_preferences.labels.folder import (
     EVERYBODY,
@@ -217,7 +217,7 @@ def _load_policy(
 ) -> Policy:
     """Load a policy. options: None to ignore --best_of, which chooses among several responses."""
     if name == INITIAL:
-        source = Source.of_task(task.to_nested_dict())
+        source = Source.of_task(task)
     else:
         _check_task_of_run(name, task)
         source = Source.of_run(name, 'policy')

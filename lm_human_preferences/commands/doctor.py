@@ -4,6 +4,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -18,8 +19,6 @@ from lm_human_preferences.machine import processors
 from lm_human_preferences.runs.run_files import usual_directory
 
 ROOT = Path(__file__).parents[2]
-# Pipfile.lock has wheels for these versions and all between; tools/ has the same versions.
-OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)
 # GiB that a run of GPT-2 124M needs, with two checkpoints and micro-batches of 8.
 LEAST_DISK = 10
 LEAST_MEMORY = 6
@@ -30,20 +29,13 @@ STEP = (
 )
 
 
-def _python() -> str:
-    if not OLDEST_PYTHON <= sys.version_info[:2] <= NEWEST_PYTHON:
-        oldest, newest = ('.'.join(map(str, version)) for version in (OLDEST_PYTHON, NEWEST_PYTHON))
-        raise UserError(
-            f'{sys.version} is not supported; {oldest} to {newest} are: '
-            f'`PYTHON=python{newest} sh tools/setup.sh`'
-        )
-    return sys.version
-
-
 def _packages() -> str:
     names = tomllib.loads((ROOT / 'Pipfile').read_text())['packages']
     versions = {name: importlib.metadata.version(name) for name in names}
-    return f'all there, with torch {versions["torch"]} and transformers {versions["transformers"]}'
+    return (
+        f'Python {platform.python_version()}, torch {versions["torch"]}, transformers'
+        f' {versions["transformers"]}'
+    )
 
 
 def _devices() -> str:
@@ -63,29 +55,19 @@ def _devices() -> str:
 
 
 def _room() -> str:
-    storage.make_cache_folder(storage.cache_root())
-    available = processors.available_memory() >> 30
+    cache = storage.cache_root()
+    storage.make_cache_folder(cache)
+    if reason := storage.open_to_others(cache):
+        raise UserError(f'{reason}: they can replace models there; set LMHP_CACHE')
     place = storage.existing_part(usual_directory())
-    free = {each: storage.free_bytes(each) >> 30 for each in (place, storage.cache_root())}
-    disks = ', '.join(f'{gigabytes} GiB free at {each}' for each, gigabytes in free.items())
-    found = f'{available} GiB of memory available, {disks}'
-    if available < LEAST_MEMORY or free[place] < LEAST_DISK:
+    memory_free, disk_free = processors.available_memory() >> 30, storage.free_bytes(place) >> 30
+    found = f'{memory_free} GiB of memory available, {disk_free} GiB free at {place}'
+    if memory_free < LEAST_MEMORY or disk_free < LEAST_DISK:
         raise UserError(
             f'{found}, but GPT-2 124M needs {LEAST_MEMORY} and {LEAST_DISK}: make room, or see'
             ' --save_dir'
         )
     return found
-
-
-def _other_users() -> str:
-    places = {'--save_dir': usual_directory(), 'LMHP_CACHE': storage.cache_root()}
-    for setting, place in places.items():
-        if reason := storage.open_to_others(place):
-            raise UserError(
-                f'{reason}: what docs/rewards.md promises against other users of this host does not'
-                f' hold; see {setting}'
-            )
-    return f'they cannot replace what is in {" and ".join(places.values())}'
 
 
 def _mpi() -> str:
@@ -116,11 +98,9 @@ def step(*options: str) -> str:
 def doctor() -> None:
     """Print what each check finds; SystemExit with 1 if not even one rank can train."""
     checks = {
-        'Python': _python,
         'packages': _packages,
         'devices': _devices,
         'memory and disk': _room,
-        'other users': _other_users,
         'MPI': _mpi,
         'one rank': step,
     }
@@ -133,8 +113,8 @@ def doctor() -> None:
         try:
             print(f'ok       {name}: {check()}', flush=True)
         except Exception as e:  # any error is a finding for the user
-            text = str(e) if isinstance(e, UserError) else f'{type(e).__name__}: {e}'
-            print(f'problem  {name}: {" ".join(text.splitlines())}', flush=True)
+            text = ' '.join(f'{type(e).__name__}: {e}'.splitlines())
+            print(f'problem  {name}: {text.removeprefix("UserError: ")}', flush=True)
             broken.add(name)
     problems = f'{len(broken)} problem(s). `sh tools/setup.sh` installs packages that are missing.'
     print(problems if broken else 'All is well.')

@@ -7,23 +7,28 @@ from collections.abc import Collection
 
 from lm_human_preferences import lm_tasks, session, storage
 from lm_human_preferences.datasets import jsonl, registry
-from lm_human_preferences.distributed import horovod, launch_methods
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.external_rewards.texts import Texts, joined
+from lm_human_preferences.external_rewards.texts import joined
 from lm_human_preferences.labels import held_out, label_files, simulated
 from lm_human_preferences.language import datasets
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.language.trained_models import GPT2
 from lm_human_preferences.machine import process
 from lm_human_preferences.plan import checks
-from lm_human_preferences.plan.making import Plan, Settings, make_plan
-from lm_human_preferences.plan.phases import TrainPolicy, TrainReward
+from lm_human_preferences.plan.phases import (
+    Plan,
+    Settings,
+    TrainPolicy,
+    TrainReward,
+    make_plan,
+)
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.core import default_device
 
 SHOWN = 200  # characters of a text that are shown
+_DEVICES = {'cpu': 'CPU', 'cuda': 'GPU'}
 
 
 def dry_run(
@@ -37,40 +42,26 @@ def dry_run(
     )
     settings.override_from_dict(session.pins(settings, ask=False))
     plan = make_plan(settings, ask=False)
-    save_dir = settings.run.save_dir
-    lines = [_start(settings, ranks)]
-    lines.append(f'would write to {save_dir}' if save_dir else 'would save nothing')
-    lines.append(plan.phases_line())
+    save_dir, device = settings.run.save_dir, _DEVICES[default_device().type]
+    lines = [
+        f'would start {ranks} rank(s), each on a {device}, {settings.run.precision}',
+        f'would write to {save_dir}' if save_dir else 'would save nothing',
+        plan.phases_line(),
+    ]
     encoding, sizes = _initial_model(plan, unchecked)
-    encoder = None
-    if encoding is not None and encoding.is_here:
-        encoder = encoding.get_encoder()
+    encoder = encoding.get_encoder() if encoding is not None and encoding.is_here else None
     if sizes is not None:
         lines.append(plan.memory_line(sizes, ranks, process.free_bytes(ranks)))
     lines += _queries(plan, encoder, unchecked)
-    if plan.policy is not None and plan.policy.retraining is not None:
-        _check_online(plan.policy, plan.policy.retraining, encoding, unchecked)
-    elif plan.rewards:
+    if plan.rewards:
         lines += _labels(plan.rewards[0], encoding, encoder, unchecked)
-    elif plan.policy is not None:
+    elif plan.policy is not None and plan.policy.retraining is None:
         lines += _reward(plan.policy, encoding, unchecked)
     lines += checks.notes(settings)
     if unchecked:
         names = ', '.join(unchecked)
         lines.append(f'not checked, because it is not on this machine: {names}')
     return lines
-
-
-def _start(settings: Settings, ranks: int) -> str:
-    device = 'GPU' if default_device().type == 'cuda' else 'CPU'
-    if ranks == 1:
-        return f'would start 1 rank on a {device}, {settings.run.precision}'
-    has_horovod = horovod.is_chosen(settings.run.allreduce, launch_methods.current().family)
-    engine = 'horovod' if has_horovod else 'torch'
-    return (
-        f'would start {ranks} ranks on {device}s, {settings.run.precision}, averaging gradients by'
-        f' {engine}'
-    )
 
 
 def _initial_model(plan: Plan, unchecked: list[str]) -> tuple[Encoding | None, Sizes | None]:
@@ -118,29 +109,20 @@ def _queries(plan: Plan, encoder: Encoder | None, unchecked: list[str]) -> list[
     return lines
 
 
-def _check_online(
-    policy: TrainPolicy, retraining: TrainReward, encoding: Encoding | None, unchecked: list[str]
-) -> None:
-    """Check a training that asks for labels online; its queries may be those of label files."""
-    online = policy.settings.rewards.online
-    if online is not None and online.source == 'mock' and encoding is not None:
-        known_reward.check_encoding(encoding)
-    if registry.info(policy.settings.task.query_dataset).labels_stand_in:
-        unchecked += sources_elsewhere(retraining)
-
-
 def _labels(
     phase: TrainReward, encoding: Encoding | None, encoder: Encoder | None, unchecked: list[str]
 ) -> list[str]:
     """Check the labels; return a line with the first one if they are read from files."""
-    settings, elsewhere = phase.settings, sources_elsewhere(phase)
-    unchecked += elsewhere
+    settings = phase.settings
     if settings.labels.are_sampled:
         if encoding is not None:
             known_reward.check_encoding(encoding)
         simulated.check_num_train(settings)
         return []
-    if encoding is None or encoder is None or elsewhere:
+    if not _is_here(settings.labels.source):
+        unchecked.append(settings.labels.setting('source'))
+        return []
+    if encoding is None or encoder is None:
         return []
     labels = label_files.load_labels(settings, encoding).tensors
     held_out.split(labels, settings, encoder)
@@ -162,28 +144,16 @@ def _reward(policy: TrainPolicy, encoding: Encoding | None, unchecked: list[str]
     scorer = source.check(encoding)
     if scorer is None:
         return []
-    scores = scorer.score(_two_texts(policy.settings.task.query_dataset)).tolist()
-    shown = ', '.join(f'{score:.4g}' for score in scores)
-    return [f'{source.name} gives two queries as their own responses {shown}']
-
-
-def _two_texts(name: str) -> list[Texts]:
-    """Return two queries, each with itself as response; made-up ones if there are none here."""
+    name = policy.settings.task.query_dataset
     queries = [jsonl.Query('', 'A query.', {})] * 2
-    if name not in registry.DATASETS:
-        if _is_here(name):
-            queries = jsonl.read_queries(name)[:2]
+    if name not in registry.DATASETS and _is_here(name):
+        queries = jsonl.read_queries(name)[:2]
     elif not registry.info(name).downloaded:
-        texts = itertools.islice(registry.info(name).load().generator('train'), 2)
-        queries = [jsonl.Query('', str(text), {}) for text in texts]
-    return [joined(query.text, query.text, query.columns) for query in queries]
-
-
-def sources_elsewhere(phase: TrainReward) -> list[str]:
-    """Return the options that name sources of labels which are not on this machine."""
-    labels = phase.settings.labels
-    sources = labels.sources()
-    return [labels.setting(name) for name, path in sources.items() if not _is_here(path)]
+        made_up = itertools.islice(registry.info(name).load().generator('train'), 2)
+        queries = [jsonl.Query('', str(text), {}) for text in made_up]
+    texts = [joined(query.text, query.text, query.columns) for query in queries]
+    shown = ', '.join(f'{score:.4g}' for score in scorer.score(texts).tolist())
+    return [f'{source.name} gives two queries as their own responses {shown}']
 
 
 def _is_here(path: str) -> bool:

@@ -1,9 +1,7 @@
 """Export of a trained model as a Hugging Face directory (safetensors), for other tools."""
 
 import dataclasses
-import functools
 import os
-import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,19 +50,15 @@ def export(model_dir: str, output_dir: str, form: str = 'model') -> None:
             return model_card.card(run, model_dir, of_model)
 
         reward_model = _reward_model_in(model_dir)
-        directories = [output_dir]
         if reward_model is None:
             _export_policy(model_dir, output_dir, run, card_of, is_adapter=is_adapter)
+        elif is_adapter:
+            raise UserError(f'--form adapter: {model_dir} is a reward model; leave --form out')
+        elif is_head(str(reward_model.savedir)):
+            _export_head(str(reward_model.savedir), output_dir, card_of)
         else:
-            directories = _export_reward_models(reward_model, output_dir, card_of, is_adapter)
-    print(f'Saved {model_dir} to {" and ".join(directories)}')
-    if len(directories) > 1:
-        print('Each is a model of its own; the reward of the run is the mean of their scores')
-    print(f'{model_card.FILE} there says what is known about it; add its licence and its languages')
-    each = ', another one for each model' if len(directories) > 1 else ''
-    print(f'Nothing was uploaded; to upload it, give a repository of yours as ORG/NAME{each}:')
-    for directory in directories:
-        print(f'hf upload ORG/NAME {shlex.quote(directory)}')
+            _export_reward_model(reward_model, output_dir, card_of)
+    print(f'Saved {model_dir} to {output_dir}, with a model card, {model_card.FILE}')
 
 
 def _export_policy(
@@ -76,8 +70,7 @@ def _export_policy(
     context = _context(task, encoder)
     tokens = context[: policy.sizes().n_ctx]
     if is_adapter:
-        base_of = functools.partial(_base, policy, output_dir)
-        base = peft_files.write(output_dir, policy, run_files.POLICY.network, base_of)
+        base = peft_files.write(output_dir, policy, run_files.POLICY.network, _base)
         logits = _logits(policy.build(scope='model'), tokens) if _is_here(base) else None
     else:
         network = policy.build(scope='model')
@@ -145,23 +138,17 @@ def _is_here(base: str) -> bool:
     return False
 
 
-def _base(saved: trained_models.TrainedModel, output_dir: str, of_base: record.Record) -> str:
-    """Return the path or hub name of the adapters' base, for PEFT; save a copy if needed."""
-    name, directory = of_base.base, saved.savedir
+def _base(of_base: record.Record) -> str:
+    """Return the path or hub name of the adapters' base, for PEFT."""
+    name = of_base.base
     for released_name in released.RELEASED:
         if name == released.directory_of(released_name):
             return storage.HUB + released.hub_name(released_name)
     is_there = storage.is_hub(name) or os.path.exists(name)
     is_whole = is_there and trained_models.is_saved_by_transformers(name)
-    if is_whole and not peft_files.is_peft(name):
-        return name
-    assert directory is not None  # as the model has a saved record of its base
-    base = trained_models.TrainedModel(record.base_of(directory, of_base))
-    path = os.path.join(os.path.abspath(output_dir), run_files.BASE)
-    base.to_transformers().save_pretrained(path)
-    base.encoding.write_tokeniser(path)
-    print(f'note: PEFT cannot load {name}, so the base of these adapters is a copy: {path}')
-    return path
+    if not is_whole or peft_files.is_peft(name):
+        raise UserError(f'--form adapter: PEFT cannot load the base {name}; leave --form out')
+    return name
 
 
 def _ends(task: lm_tasks.TaskHParams, encoder: Encoder) -> list[int]:
@@ -183,30 +170,8 @@ def _write_generation_config(temperature: float, ends: list[int], output_dir: st
     ).save_pretrained(output_dir)
 
 
-def _export_reward_models(
-    saved: trained_models.TrainedModel, output_dir: str, card_of: CardOf, is_adapter: bool
-) -> list[str]:
-    if is_head(str(saved.savedir)):
-        _export_head(str(saved.savedir), output_dir, card_of, is_adapter)
-        return [output_dir]
-    found = locations.locations_of(saved.name)
-    directories = [output_dir]
-    if len(found) > 1:
-        names = [run_files.member_name(locations.SCOPE, number) for number in range(len(found))]
-        directories = [os.path.join(output_dir, name) for name in names]
-    for place, directory in zip(found, directories, strict=True):
-        constant = _export_reward_model(saved, place, directory, is_adapter)
-        card = card_of(has_policy=False, constant=constant, members=len(found))
-        model_card.write(card, directory)
-    return directories
-
-
-def _export_head(directory: str, output_dir: str, card_of: CardOf, is_adapter: bool) -> None:
+def _export_head(directory: str, output_dir: str, card_of: CardOf) -> None:
     """Save the initial model together with the head on its hidden states."""
-    if is_adapter:
-        raise UserError(
-            f'--form adapter: {directory} is a head on a model without adapters; leave --form out'
-        )
     head, about = load(directory)
     with warnings_only():
         reward = checked(directory, head, about)
@@ -270,12 +235,15 @@ def _has(directory: str, files: run_files.CommandFiles) -> bool:
 
 
 def _export_reward_model(
-    saved: trained_models.TrainedModel,
-    location: locations.Location,
-    output_dir: str,
-    is_adapter: bool,
-) -> float:
-    """Save a reward model as a classifier; return the constant to be added to its scores."""
+    saved: trained_models.TrainedModel, output_dir: str, card_of: CardOf
+) -> None:
+    """Save a reward model as a classifier."""
+    location, *others = locations.locations_of(saved.name)
+    if others:
+        raise UserError(
+            f'{saved.name} is the mean of {1 + len(others)} reward models: export each of them,'
+            ' such as RUN/reward_model and RUN/reward_model_1'
+        )
     encoding, name, n_ctx = saved.encoding, saved.name, saved.sizes().n_ctx
     with warnings_only():
         model = rewards.TrainedRewardModel(location.directory, encoding, scope=location.scope)
@@ -283,32 +251,19 @@ def _export_reward_model(
     head = classifier.RewardHead.folded(
         model.model.heads['reward'], model.reward_gain, model.reward_bias
     )
-    is_here = True
-    if is_adapter:
-        of_place = trained_models.TrainedModel(saved.name, location.directory)
-        base_of = functools.partial(_base, of_place, output_dir)
-        base = peft_files.write(output_dir, of_place, location.scope, base_of, head.weight)
-        is_here = _is_here(base)
-        constant = head.constant  # the files of an adapter have no place for the constant
-    else:
-        causal_lm = saved.as_transformers(model.model)
-        made = classifier.classifier_of(causal_lm, head, encoding.n_vocab, name)
-        made.save_pretrained(output_dir)
-        constant = made.config.reward_constant
-        del made, causal_lm  # the check below loads it again
+    causal_lm = saved.as_transformers(model.model)
+    made = classifier.classifier_of(causal_lm, head, encoding.n_vocab, name)
+    made.save_pretrained(output_dir)
+    constant = made.config.reward_constant
+    del made, causal_lm  # the check below loads it again
     tokeniser.write_tokeniser(encoding, n_ctx, output_dir)
 
-    def reward_of(tokens: Sequence[int]) -> float:
-        empty = torch.tensor([[model.padding_token]])
-        return model.score(torch.tensor([tokens]), empty).item()
-
-    if is_here:
-        with precision.plain():
-            checks.check_scores(
-                output_dir, reward_of, constant, encoding.n_vocab, is_adapter=is_adapter
-            )
     encoder = encoding.get_encoder()
     expected = encoder.encode(checks.QUERY) + encoder.encode(checks.RESPONSE)
     found = checks.tokens_of(output_dir, checks.QUERY + checks.RESPONSE)
     checks.check_tokens(output_dir, found, expected)
-    return constant
+    with precision.plain():
+        tokens = expected[: n_ctx - 1]
+        score = model.score(torch.tensor([tokens]), torch.tensor([[model.padding_token]]))
+        checks.check_numbers(output_dir, checks.scores_of(output_dir, tokens) + constant, score)
+    model_card.write(card_of(has_policy=False, constant=constant), output_dir)

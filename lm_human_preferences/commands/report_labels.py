@@ -7,7 +7,7 @@ import click
 
 from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.errors import about_option
-from lm_human_preferences.hparams.differences import Experiments
+from lm_human_preferences.hparams.policy_options import Experiments
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.folder import LabelFolder, parse_names
 from lm_human_preferences.labels.report import label_report
@@ -15,7 +15,7 @@ from lm_human_preferences.labels.texts import token_ids
 from lm_human_preferences.labels.texts.token_ids import PREFERENCES, TEXT, TOKENS
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.storage import outputs
-from lm_human_preferences.utils.terminal import printable
+from lm_human_preferences.utils.streams import printable
 
 
 def report_labels(

@@ -1,8 +1,6 @@
 """Samples of a trained policy, or of a model without a run (the original's sample.py)."""
 
 import contextlib
-import dataclasses
-import io
 import itertools
 import json
 import math
@@ -12,11 +10,12 @@ from typing import Any, TextIO
 
 import torch
 
-from lm_human_preferences import lm_tasks, storage
+from lm_human_preferences import lm_tasks
 from lm_human_preferences.commands.sampler import Sampler, Source, warnings_only
 from lm_human_preferences.datasets.jsonl import Query, read_queries
 from lm_human_preferences.distributed import comm as comms
-from lm_human_preferences.errors import UserError, about_option, os_errors_as
+from lm_human_preferences.errors import UserError, about_option
+from lm_human_preferences.hparams.command_options import SampleHParams
 from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.adapters import layers
@@ -28,52 +27,35 @@ from lm_human_preferences.training import precision as precisions
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.core import set_seed
 
-SHOWN = 60  # characters of a prompt that an error message shows
+SHOWN = 60  # characters of a prompt in an error message
 
 
-def sample_policy(
-    save_dir: str | None = None,
-    savescope: str = 'policy',
-    temperature: float | None = None,
-    seed: int | None = None,
-    batch_size: int = 4,
-    nsamples: int = 0,
-    precision: str = 'fp32',
-    model: str | None = None,
-    prompt: Sequence[str] = (),
-    queries: str | None = None,
-    per_query: int = 1,
-    best_of: int = 1,
-    judge: str | None = None,
-    output: str | None = None,
-    rewards: Mapping[str, str | None] | None = None,
-    task: Mapping[str, Any] | None = None,
-    console: str = 'summary',
-    comm: comms.Comm | None = None,
-) -> None:
+def sample_policy(options: SampleHParams, comm: comms.Comm | None = None) -> None:
     """Print `nsamples` queries with responses (all ranks together); options: see sample.py."""
     comm = comm or comms.init_comm()
-    file = SampleFile(output if comm.rank == 0 else None)
-    is_original = console == 'original'
+    per_query, best_of, output = options.per_query, options.best_of, options.output
+    is_original = options.console == 'original'
     stdout = sys.stdout
     with contextlib.redirect_stdout(stdout if is_original else sys.stderr):
-        is_run = save_dir is not None
-        source = Source.of_run(save_dir, savescope) if is_run else Source.of_task(task or {})
-        encoder = _checked_encoder(source, precision, is_original=is_original)
-        given = given_queries(prompt, queries)
+        if options.task is None:
+            source = Source.of_run(str(options.save_dir), options.savescope)
+        else:
+            source = Source.of_task(options.task)
+        encoder = _checked_encoder(source, options.precision, is_original=is_original)
+        given = given_queries(options.prompt, options.queries)
         of_task = source.settings.task
         encoded = [encoded_query(each.where, each.text, of_task, encoder) for each in given]
         reference = None if output is None else source.reference()
         reward = None
         if output is not None or best_of > 1:
-            function = (rewards or {}).get('function')
+            named = options.judge, options.rewards.function
             with warnings_only():
-                reward = source.reward(judge, function, reference, is_needed=best_of > 1)
+                reward = source.reward(*named, reference, is_needed=best_of > 1)
             loading.give_more_columns(reward, zip(encoded, given, strict=True))
-        set_seed(seed, comm.rank)
+        set_seed(options.seed, comm.rank)
         with contextlib.nullcontext() if is_original else warnings_only():
-            policy = source.policy(temperature, best_of, reward)
-        if precision == 'bf16':
+            policy = source.policy(options.temperature, best_of, reward)
+        if options.precision == 'bf16':
             layers.reduce(policy.model)
         if given:
             in_order = itertools.cycle(torch.tensor(encoded))
@@ -81,16 +63,20 @@ def sample_policy(
             if comm.rank == 0 and not is_original:
                 for note in lm_tasks.query_notes(of_task, encoder, 'test'):
                     print(note)
-            in_order = queries_of_data_set(source.settings, encoder, batch_size, comm)
-        rounds = rounds_of(in_order, per_query, batch_size, comm)
-        count = nsamples or len(given) * per_query or None
+            in_order = queries_of_data_set(source.settings, encoder, options.batch_size, comm)
+        rounds = rounds_of(in_order, per_query, options.batch_size, comm)
+        count = options.nsamples or len(given) * per_query or None
         sampler = Sampler(policy, of_task, reward, reference)
-        for number, sample in enumerate(samples_of(rounds, count, sampler, comm)):
-            columns = given[number // per_query % len(given)].columns if given else {}
-            file.write({**columns, **sample})
-            _print_sample(sample, sampler.reader, stdout, best_of)
-    if file.count:
-        print(f'Saved {file.count} samples in {output}', file=sys.stderr)
+        path = output if comm.rank == 0 else None
+        with open(path, 'x', encoding='utf-8') if path else contextlib.nullcontext() as file:
+            for number, sample in enumerate(samples_of(rounds, count, sampler, comm)):
+                columns = given[number // per_query % len(given)].columns if given else {}
+                if file is not None:
+                    line = json.dumps({**columns, **sample}, ensure_ascii=False, allow_nan=False)
+                    print(line, file=file, flush=True)
+                _print_sample(sample, sampler.reader, stdout, best_of)
+    if path is not None:
+        print(f'Saved the samples in {path}', file=sys.stderr)
 
 
 def _checked_encoder(source: Source, precision: str, *, is_original: bool) -> Encoder:
@@ -125,8 +111,7 @@ def given_queries(prompts: Sequence[str], path: str | None) -> list[Query]:
     """Return prompts and the queries of the file `path`, with their places for messages."""
     found = []
     for text in prompts:
-        shown = text if len(text) <= SHOWN else f'{text[:SHOWN]}...'
-        found.append(Query(f'--prompt {shown!r}', text, {}))
+        found.append(Query(f'--prompt {text!r:.{SHOWN}}', text, {}))
     if path is not None:
         with about_option('--queries'):
             queries = read_queries(path)
@@ -198,24 +183,3 @@ def samples_of(
         answered = sampler.answered(queries, len(range(comm.rank, wanted, comm.size)))
         for in_turn in itertools.zip_longest(*comm.all_gather_object(answered)):
             yield from filter(None, in_turn)
-
-
-@dataclasses.dataclass
-class SampleFile:
-    """JSON lines file, created with the first sample, not before. path: None for no file."""
-
-    path: str | None
-    file: io.FileIO | None = None
-    count: int = 0
-
-    def write(self, sample: Mapping[str, Any]) -> None:
-        """Append a sample as a line, without buffering; UserError if that fails."""
-        if self.path is None:
-            return
-        line = json.dumps(sample, ensure_ascii=False, allow_nan=False).encode() + b'\n'
-        left = f'; it has {self.count} samples'
-        with os_errors_as(f'--output {self.path} cannot be written', left):
-            if self.file is None:
-                self.file = open(self.path, 'xb', buffering=0)
-            storage.append(self.file, line, sync=False)
-        self.count += 1

@@ -1,20 +1,21 @@
-"""Models to sample from, with or without a run, and the rewards that score their samples."""
+"""Models to sample from, best-of-n sampling, and the rewards that score the samples."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import io
+import itertools
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from lm_human_preferences import lm_tasks, storage
-from lm_human_preferences.commands.best_of_n import OF_CHOICE, BestOfN
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.frozen_head.reward import FrozenReward
 from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoder
@@ -24,11 +25,13 @@ from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.reward_sources.sources import source_of_run
 from lm_human_preferences.rewards import ScoringModel, make_score_fn
 from lm_human_preferences.runs.run_settings import load_run_hparams
+from lm_human_preferences.utils.core import TokenIds, token_ids
 from lm_human_preferences.utils.streams import note
 
+OF_CHOICE = ('rank', 'mean_score', 'choice_kl')  # Choice's fields after `best`, as named in samples
 SCORES = ('score', 'score_std', 'kl', *OF_CHOICE)
 # Fields of a line of `sample --output`, except for texts and columns from the file of queries
-OF_SAMPLES = ('query_tokens', 'response_tokens', 'tokens_after_end', *SCORES)
+OF_SAMPLES = ('query_tokens', 'response_tokens', *SCORES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +64,9 @@ class Source:
         return cls(model, settings, run, scopes)
 
     @classmethod
-    def of_task(cls, task: Mapping[str, Any]) -> Source:
-        """Return the initial model of a task. task: nested settings, {name: value}."""
-        settings = HParams()
-        settings.override_from_nested_dict({'task': dict(task)})
-        return cls(lm_tasks.initial_model(settings.task.policy.initial_model), settings)
+    def of_task(cls, task: lm_tasks.TaskHParams) -> Source:
+        """Return the initial model of a task."""
+        return cls(lm_tasks.initial_model(task.policy.initial_model), HParams(task=task))
 
     def policy(
         self,
@@ -121,12 +122,88 @@ class Source:
             source = source_of_run(self.settings, self.run, function)
             return source.for_evaluation(self.run, encoding, reference)
         except UserError as e:
-            with contextlib.suppress(UserError):
-                return loading.load_reward_model(storage.join(self.run, 'policy'), encoding)
             if is_needed or function is not None:
                 raise
             note(f'note: no reward model could be loaded, so score is null: {e}')
             return None
+
+
+class Choice(NamedTuple):
+    """Best of n responses to each query: tensors (queries,)."""
+
+    best: torch.Tensor  # index of the best response, the first if several are equally good
+    rank: torch.Tensor  # rank of `best`: 1, or with ties the mean of the tied ranks, such as 1.5
+    mean_score: torch.Tensor  # mean score of the n responses
+    kl: torch.Tensor  # KL divergence of best-of-n sampling, see `choose`
+
+
+def choose(scores: torch.Tensor, is_valid: torch.Tensor | None = None) -> Choice:
+    """Choose the response with the highest of `scores (queries, n)`; NaN is worse than any number.
+
+    is_valid: bool (queries, n), False for a response without the end that the task wants. These
+    come last, since their score, a penalty, may be above that of a response with an end.
+
+    Best-of-n sampling has the KL divergence E log((F^n - G^n) / (F - G)) from the sampled model,
+    where F is the probability that a response scores at most as high as the best one, and G that
+    it scores less. Here F is 1, and G is the fraction of the n responses that score less. KL is
+    bounded by log n - (n - 1) / n, its value without ties; it is 0 if all are equally good.
+    """
+    n = scores.shape[1]
+    comparable = scores.double().nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+    if is_valid is not None:
+        comparable = comparable.masked_fill(~is_valid, -math.inf)
+    highest, best = comparable.max(1)
+    equal = (comparable == highest.unsqueeze(1)).sum(1)
+    fraction = equal.double() / n
+    kl = torch.log((1 - (1 - fraction) ** n) / fraction)
+    return Choice(
+        best=best,
+        rank=(equal + 1) / 2,
+        mean_score=scores.double().mean(1),
+        kl=kl.clamp(max=math.log(n) - (n - 1) / n),
+    )
+
+
+class BestOfN(Policy):
+    """Policy that samples `n` responses, scores them as in training, and returns the best."""
+
+    def __init__(
+        self,
+        model: TrainedModel,
+        reward: ScoringModel,
+        task: lm_tasks.TaskHParams,
+        n: int,
+        **settings: Any,
+    ) -> None:
+        """Build the policy. settings: keyword arguments of Policy."""
+        super().__init__(model, **settings)
+        self.reward, self.n = reward, n
+        self.score_fn = make_score_fn(task, reward)
+        self.is_valid = lm_tasks.filter_fn_from_hparams(task, self.encoder)
+
+    def respond(
+        self, queries: TokenIds, length: int, samples_per_query: int = 1
+    ) -> dict[str, torch.Tensor]:
+        """Return the fields of Policy.respond, 'score', OF_CHOICE and, from a head, 'score_std'.
+
+        The n responses to each of `queries (batch, query_length)` are sampled in one batch.
+        """
+        rows = token_ids(queries).repeat_interleave(self.n, 0)
+        drawn = super().respond(rows, length, self.n * samples_per_query)
+        rows, responses = rows.to(self.device), drawn['responses']
+        given = {}
+        if isinstance(self.reward, FrozenReward):  # a head, which then reads each query once
+            blocks = self.reward.blocks
+            given['states'] = self.reward.reference.states(rows, responses, self.n, blocks)
+        drawn |= self.score_fn(rows, responses, **given)[2]
+        of_queries = (-1, self.n)
+        choice = choose(
+            drawn['score'].unflatten(0, of_queries).cpu(),
+            self.is_valid(responses).unflatten(0, of_queries).cpu(),
+        )
+        chosen = choice.best + torch.arange(0, len(rows), self.n)
+        best = {name: values[chosen] for name, values in drawn.items()}
+        return best | dict(zip(OF_CHOICE, choice[1:], strict=True))
 
 
 class Sampler:
@@ -154,31 +231,23 @@ class Sampler:
         )
 
     def answered(self, queries: torch.Tensor, wanted: int) -> list[dict[str, Any]]:
-        """Answer all `queries (batch, query_length)`; return the first `wanted` samples.
-
-        Only these are scored, unless the policy itself has scored all, as BestOfN does.
-        """
-        if not wanted:
-            return []
+        """Answer all `queries (batch, query_length)`; return the first `wanted` samples."""
         drawn = self.policy.respond(queries, self.task.response_length)
-        drawn = {name: values[:wanted] for name, values in drawn.items()}
-        queries, responses = queries[:wanted], drawn['responses']
+        responses = drawn['responses']
         if 'score' not in drawn:
             drawn |= self._scores(queries, responses)
         drawn['kl'] = self._kl(queries, drawn)
-        ended = self.truncate(responses)
         columns: dict[str, list[Any]] = {
             'query': _texts(queries, self.encoder),
-            'response': _texts(ended, self.reader),
+            'response': _texts(self.truncate(responses), self.reader),
             'query_tokens': queries.tolist(),
             'response_tokens': responses.tolist(),
         }
-        if self.task.truncates:
-            columns['tokens_after_end'] = (responses != ended).sum(1).tolist()
         for name in SCORES:
             if name in drawn:
                 columns[name] = _numbers(drawn[name])
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        rows = itertools.islice(zip(*columns.values(), strict=True), wanted)
+        return [dict(zip(columns, row, strict=True)) for row in rows]
 
     def _scores(self, queries: torch.Tensor, responses: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return {'score': (batch,)}, NaN without a reward; and 'score_std' if that is a head."""

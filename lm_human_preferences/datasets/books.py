@@ -88,7 +88,7 @@ def _queries(labels: str) -> list[str | list[int]]:
                     ' for books: name a .jsonl file of texts as --task.query_dataset'
                 )
             if any(type(token) is not int for token in query):
-                raise UserError(f'{labels} has a query that is not a list of token ids')
+                raise TypeError(query)
             queries[tuple(query)] = query
     except (KeyError, TypeError) as e:
         raise UserError(f'{labels} is not a list of labels that each have a query') from e

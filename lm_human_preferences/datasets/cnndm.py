@@ -16,18 +16,15 @@ DAILY_MAIL = ('dailymail.co.uk', 'mailonsunday.ie', 'lib.store.yahoo.net')
 CNN = ('cnn.com', 'cnn.hk')
 
 
-def _part(mode: str) -> str:
-    return 'val' if mode == 'valid' else mode
-
-
 def generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
     """Yield the articles of the split `mode` (train, valid or test), without their highlights."""
-    urls = storage.read_text(f'{URL}/url_lists/all_{_part(mode)}.txt').strip().split('\n')
+    part = 'val' if mode == 'valid' else mode
+    urls = storage.read_text(f'{URL}/url_lists/all_{part}.txt').strip().split('\n')
     if shuffle:
         random.Random(seed).shuffle(urls)
     for start in range(0, len(urls), PREFETCH):
         batch = urls[start : start + PREFETCH]
-        stories = [f'{URL}/cache_{_part(mode)}/{get_path_of_url(url.strip())}' for url in batch]
+        stories = [f'{URL}/cache_{part}/{get_path_of_url(url.strip())}' for url in batch]
         for path in storage.cached_paths(stories):
             text = ftfy.fix_text(clean_up_start(storage.read_text(path)))
             text = re.sub(r'\n{3,}', '\n\n', text)

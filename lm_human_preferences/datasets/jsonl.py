@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from lm_human_preferences import storage
-from lm_human_preferences.datasets import fields, messages
+from lm_human_preferences.datasets import messages
 from lm_human_preferences.errors import UserError
 
 TEST_SHARE = 10  # one text in ten belongs to the test split
@@ -28,22 +28,20 @@ def read_jsonl(path: str) -> list[str]:
 
 def read_queries(path: str) -> list[Query]:
     """Return the queries of JSON lines or a table; UserError names the first bad line."""
-    if path.lower().endswith('.parquet'):
-        raise UserError(f'{path} is Parquet, which is not read: convert it to JSON lines or CSV')
     read = storage.read_table if storage.is_table(path) else storage.read_json_lines
     return list(itertools.starmap(_query, read(path)))
 
 
 def _query(where: str, value: Any) -> Query:
     columns: Mapping[str, Any] = {}
-    name = fields.query_field(value, where) if isinstance(value, dict) else None
+    name = messages.query_field(value, where) if isinstance(value, dict) else None
     if name is not None:
         record, value = value, value[name]
-        columns = fields.columns(record)
+        columns = messages.columns(record)
         if isinstance(value, str):
-            value = fields.after_system(record, fields.text_field(record, name, where), where)
+            value = messages.after_system(record, messages.text_field(record, name, where), where)
         elif isinstance(value, list) and value:
-            value = [*fields.system_message(record, where), *value]
+            value = [*messages.system_message(record, where), *value]
     plain = messages.as_plain(value, where) if isinstance(value, list) else None
     if plain is not None:
         value = messages.query_text(plain, where)
@@ -51,7 +49,7 @@ def _query(where: str, value: Any) -> Query:
         has = f': its fields are {", ".join(value):.80}' if isinstance(value, dict) else ''
         raise UserError(
             f'{where} is not a JSON string, as every line must be, nor a list of messages, nor does'
-            f' it have a field {" or ".join(fields.QUERIES)}{has}'
+            f' it have a field {" or ".join(messages.QUERIES)}{has}'
         )
     return Query(where, value, columns)
 

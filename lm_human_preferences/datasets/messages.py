@@ -1,4 +1,6 @@
-"""Dialogues as lists of chat messages {"role", "content"}, and as the texts that people read.
+"""Queries and dialogues in records: as fields, as lists of chat messages, as texts for people.
+
+Chat messages {"role", "content"} are the text
 
     user: Which film is good?
 
@@ -8,7 +10,8 @@ A single message is written as its content alone.
 """
 
 import re
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from lm_human_preferences.errors import UserError
@@ -17,6 +20,13 @@ Message = dict[str, str]
 USER, ASSISTANT = 'user', 'assistant'
 ROLES = ('system', 'developer', USER, ASSISTANT, 'tool')
 OTHER_ROLES = {'human': USER, 'gpt': ASSISTANT}  # roles in ShareGPT files
+QUERIES = ('prompt', 'query', 'question', 'instruction', 'input')  # names of the query's field
+SYSTEMS = ('system', 'system_prompt')  # names of the system message's field
+# Matches a list of messages written as a text, such as in a cell of a table
+WRITTEN_MESSAGES = re.compile(
+    r"""\s*(\{\s*["']messages["']:\s*)?\[\s*\{\s*["'](role|content)["']:"""
+)
+INVISIBLE = {'Cc', 'Cf', 'Zl', 'Zp', 'Zs'}  # Unicode categories: controls and white space
 _TURN = re.compile(rf'(?:\A|\n\n)({"|".join(ROLES)}): ')
 
 
@@ -106,3 +116,61 @@ def query_text(messages: Sequence[Message], where: str) -> str:
             " line before 'user: ' or another role"
         )
     return text
+
+
+def query_field(record: Mapping[str, Any], where: str) -> str | None:
+    """Return the name of the field that holds the query; UserError if several differ."""
+    found = None
+    for name in QUERIES:
+        value = record.get(name)
+        if value is None or (found is not None and is_empty(value)):
+            continue
+        if found is not None and not is_empty(record[found]) and value != record[found]:
+            raise UserError(
+                f'{where} has two fields that may be the query, {found!r} and {name!r}: put all of'
+                ' it into one, and rename or leave out the other'
+            )
+        found = name
+    return found
+
+
+def columns(record: Mapping[str, Any], known: Collection[str] = ()) -> dict[str, Any]:
+    """Return the fields of a record besides its query, system message and `known` ones."""
+    read = (*QUERIES, *SYSTEMS, *known)
+    return {name: value for name, value in record.items() if name not in read}
+
+
+def is_empty(value: Any) -> bool:
+    """Return whether a field is empty: None, NaN, [], {}, or a text without visible characters."""
+    if isinstance(value, str):
+        return {unicodedata.category(letter) for letter in value} <= INVISIBLE
+    return value is None or value in ([], {}) or value != value
+
+
+def text_field(record: Mapping[str, Any], field: str, where: str) -> str:
+    """Return a text of a record; UserError if it is missing, or a list of messages as text."""
+    text = record.get(field)
+    if not isinstance(text, str):
+        state = f'is a {type(text).__name__}' if field in record else 'is missing'
+        raise UserError(f'{where}, field {field!r} {state}: it must be a text')
+    if WRITTEN_MESSAGES.match(text):
+        raise UserError(
+            f'{where}, field {field!r} is a list of messages that was written as a text: give JSON'
+            ' lines with the list itself'
+        )
+    return text
+
+
+def system_message(record: Mapping[str, Any], where: str) -> list[Message]:
+    """Return a list with the system message that a record has in a field of its own, or []."""
+    names = [name for name in SYSTEMS if not is_empty(record.get(name))]
+    given = {text_field(record, name, where) for name in names}
+    if len(given) > 1:
+        raise UserError(f'{where} has two messages of the system, in {" and ".join(names)}')
+    return [{'role': 'system', 'content': text} for text in given]
+
+
+def after_system(record: Mapping[str, Any], query: str, where: str) -> str:
+    """Return the text of a query, preceded by the record's system message if it has one."""
+    system = system_message(record, where)
+    return query_text([*system, {'role': USER, 'content': query}], where) if system else query

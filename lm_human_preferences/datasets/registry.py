@@ -1,6 +1,7 @@
 """All data sets by name. To add one, write its generator in a module, and list it here."""
 
 import importlib
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -25,6 +26,18 @@ class DatasetInfo:
         return self.loaded or importlib.import_module(self.module)
 
 
+# Queries of the experiment `test`, as in the original's tests
+LETTERS = 'abcdefghijklmnopqrstuvwxyz.'
+TEXT_LENGTH = 40  # letters
+
+
+def _letters(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
+    """Yield random letters without end, the same for the same seed and split."""
+    rng = random.Random(f'{mode} {seed}')
+    while True:
+        yield ''.join(rng.choices(LETTERS, k=TEXT_LENGTH))
+
+
 _HERE = 'lm_human_preferences.datasets'
 _BUILTIN = (
     DatasetInfo(
@@ -34,7 +47,13 @@ _BUILTIN = (
     DatasetInfo(
         'tldr', 'Reddit posts whose authors added a summary', f'{_HERE}.tldr', downloaded=True
     ),
-    DatasetInfo('test', 'random letters, for tests', f'{_HERE}.letters', seed_per_run=True),
+    DatasetInfo(
+        'test',
+        'random letters, for tests',
+        module='',
+        seed_per_run=True,
+        loaded=SimpleNamespace(generator=_letters),
+    ),
     DatasetInfo(
         'reviews', 'film reviews from a small grammar', f'{_HERE}.reviews', is_enumerable=True
     ),

@@ -15,7 +15,7 @@ from lm_human_preferences.distributed import launch_methods, meeting
 from lm_human_preferences.errors import UserError, disk_errors_reported
 from lm_human_preferences.machine import environment
 from lm_human_preferences.utils import stop_signals, streams
-from lm_human_preferences.utils.terminal import error_line
+from lm_human_preferences.utils.streams import error_line
 
 _PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent has ended
 PRINT_SECONDS = 0.5  # for the launcher to pass on a rank's output before it ends all

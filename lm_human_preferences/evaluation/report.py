@@ -12,7 +12,7 @@ import numpy as np
 from lm_human_preferences import storage
 from lm_human_preferences.labels.report.label_report import aligned
 from lm_human_preferences.utils import student
-from lm_human_preferences.utils.terminal import printable
+from lm_human_preferences.utils.streams import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,29 +1,67 @@
 """Hyperparameters of policy training (the original's train_policy.py)."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import floor
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from lm_human_preferences import label_types, storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import reward_options
-from lm_human_preferences.hparams.algorithm_options import (
-    MOST_KL_ERROR,
-    AdaptiveKLParams,
-    PpoHParams,
-)
 from lm_human_preferences.hparams.online_options import OnlineHParams, ServeHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
-from lm_human_preferences.utils.option_checks import check_multiple
+from lm_human_preferences.utils.option_checks import ceil_div, check_multiple
 
 _IS_FUNCTION = re.compile(r'.+\.py:[^\W\d]\w*')
 _LEAST_TO_WHITEN = 8  # fewest responses in a minibatch for whitening
+MOST_KL_ERROR = 0.2  # adaptive KL: the relative error of a step is clipped to this
 MOST_PESSIMISM = 100  # above this, a head's preferences would hardly count
 NEW_MODEL = 'rewards.train_new_model'
+Experiments = Mapping[str, Mapping[str, Any]]  # {COMMAND/EXPERIMENT: {option: value}}
+OF_ONE_START = ('run.resume', 'run.console')  # options that a resumed run does not keep
+# Options that the program sets, and the new reward model's task, a copy of the policy's
+NOT_DECIDED = ('run.save_dir', f'{NEW_MODEL}.run.save_dir', f'{NEW_MODEL}.task')
+
+
+@dataclass
+class AdaptiveKLParams(hyperparams.HParams):
+    target: float = option(
+        None, 'KL divergence from the initial policy, in nats per response', at_least=1e-6
+    )
+    horizon: int = option(10000, 'episodes over which kl_coef adapts', at_least=1)
+
+
+@dataclass
+class PpoHParams(hyperparams.HParams):
+    total_episodes: int = option(2000000, 'responses to train on', at_least=1)
+    batch_size: int = option(
+        64, 'responses per step, over all ranks', at_least=1, at_most=reward_options.MOST_AT_A_TIME
+    )
+    nminibatches: int = option(1, 'minibatches that a batch is split into', at_least=1)
+    noptepochs: int = option(4, 'passes over a batch', at_least=1)
+    lr: float = option(5e-6, 'learning rate of the first step; it falls linearly to 0', at_least=0)
+    vf_coef: float = option(0.1, 'weight of the value loss', at_least=0)
+    cliprange: float = option(
+        0.2, 'change of a probability ratio at which it is clipped', at_least=0
+    )
+    cliprange_value: float = option(0.2, 'change of a value at which it is clipped', at_least=0)
+    gamma: float = option(1, 'discount of later rewards', at_least=0, at_most=1)
+    lam: float = option(0.95, 'lambda of generalised advantage estimation', at_least=0, at_most=1)
+    whiten_rewards: bool = option(True, 'scale the rewards of each minibatch to deviation 1')
+    samples_per_query: int = own_option(
+        1, 'responses per query; with several, each is compared to the mean of others', at_least=1
+    )
+    micro_batch_size: int | None = own_option(
+        None, 'responses that a rank processes at a time; None: a minibatch', at_least=1
+    )
+
+    @property
+    def nupdates(self) -> int:
+        """Number of steps for `total_episodes`, rounded up."""
+        return ceil_div(self.total_episodes, self.batch_size)
 
 
 @dataclass
@@ -46,7 +84,9 @@ class RewardHParams(hyperparams.HParams):
         None, 'reward function of your own, FILE.py:FUNCTION (docs/rewards.md)', path=True
     )
 
-    train_new_model: reward_options.HParams | None = option(None, 'train a reward model first')
+    train_new_model: reward_options.HParams | None = option(
+        None, 'train a reward model first; --rewards.train_new_model.NAME is --NAME of train_reward'
+    )
 
     pessimism: float | None = own_option(
         None,
@@ -85,32 +125,25 @@ class RewardHParams(hyperparams.HParams):
     def problems(self) -> Iterator[tuple[object, str]]:
         """Check that there is exactly one reward, and a new model where labels are collected."""
         trained, new = self.trained_model, self.train_new_model
-        known = self.function or trained
         yield self.online and new is None, '{online} needs {train_new_model} on'
-        if self.function is not None:
-            yield trained, '{function} and {trained_model=} are two rewards: give one of them'
-            yield new, '{function} is a reward of its own: give {train_new_model} off'
-            is_function = _IS_FUNCTION.fullmatch(self.function)
-            yield not is_function, '{function=}: give FILE.py:FUNCTION, as my_reward.py:score'
         yield (
-            known is None and new is None,
-            'no reward: give {trained_model} DIRECTORY, {function} FILE.py:FUNCTION, or'
-            ' {train_new_model} on',
+            self.function and not _IS_FUNCTION.fullmatch(self.function),
+            '{function=}: give FILE.py:FUNCTION, as my_reward.py:score',
         )
         yield (
-            self.class_name and trained is None,
-            '{class_name=} is the class of a classifier: give {trained_model} DIRECTORY',
+            _IS_FUNCTION.fullmatch(trained or ''),
+            '{trained_model=} is a function of your own: give it as {function}',
         )
-        is_function = _IS_FUNCTION.fullmatch(trained or '')
-        yield is_function, '{trained_model=} is a function of your own: give it as {function}'
-        if trained is not None and new is not None:
-            # Settings of a finished run name the reward model that it has trained: no conflict.
-            run_dir = new.run.save_dir
-            yield (
-                run_dir is None or trained != storage.join(run_dir, 'reward_model'),
-                '{trained_model=} is not used while a new model is trained: add {train_new_model}'
-                ' off',
-            )
+        yield self.class_name and trained is None, '{class_name=}: give {trained_model} DIRECTORY'
+        # Settings of a finished run name the reward model that it has trained: no conflict.
+        run_dir = None if new is None else new.run.save_dir
+        is_own = run_dir is not None and trained == storage.join(run_dir, 'reward_model')
+        rewards = [self.function, None if is_own else trained, new]
+        yield (
+            rewards.count(None) != 2,
+            'give one reward: {trained_model} DIRECTORY or {function} FILE.py:FUNCTION, each with'
+            ' {train_new_model} off, or {train_new_model} on',
+        )
 
 
 @dataclass
@@ -155,11 +188,6 @@ class HParams(hyperparams.HParams):
             check_multiple(self.ppo.micro_batch_size, '--ppo.micro_batch_size', same)
         problem = self._too_few_to_whiten(f'{parts} minibatches', parts)
         yield problem, f'{problem}, or {{ppo.whiten_rewards}} false'
-        yield (
-            self.ppo.batch_size == parts and self.task.response_length == 1,
-            '{ppo.nminibatches=} of {ppo.batch_size=} with {task.response_length=}: use fewer, as a'
-            ' minibatch of one token teaches nothing',
-        )
         online = self.rewards.online
         is_asking_people = online is not None and online.asks_people
         serves_nobody = self.run.serve is not None and not is_asking_people
@@ -250,3 +278,39 @@ class HParams(hyperparams.HParams):
 
 
 Training = HParams | reward_options.CommandHParams  # settings of a command that trains
+
+
+def decided(hparams: hyperparams.HParams) -> dict[str, Any]:
+    """Return {option: value} of all settings that a user decides; groups are 'on' or 'off'."""
+    found = {}
+    for name, f, value in hyperparams.settings(hparams):
+        if name.startswith((*OF_ONE_START, *NOT_DECIDED)):
+            continue
+        if hyperparams.group_class(f.type):
+            found[name] = 'off' if value is None else 'on'
+        else:
+            found[name] = value
+    return found
+
+
+def differences(hparams: hyperparams.HParams, usual: hyperparams.HParams) -> dict[str, Any]:
+    """Return {option: value} of the settings that differ from `usual`.
+
+    Options of a group that is off in `usual` are compared with their defaults.
+    """
+    before, fields = decided(usual), hyperparams.fields(type(hparams))
+    found = {}
+    for name, value in decided(hparams).items():
+        default = before.get(name, fields[name].default)
+        if value != default and (value, default) != ('off', None):
+            found[name] = value
+    return found
+
+
+def task_options(task: TaskHParams, binds: Mapping[str, Any]) -> dict[str, Any]:
+    """Return {option: value} of a task's settings that differ from an experiment's `binds`."""
+    usual = TaskHParams()
+    for key, value in binds.items():
+        if key.startswith('task.'):
+            usual.override_from_dict({key.removeprefix('task.'): value})
+    return {f'task.{name}': value for name, value in differences(task, usual).items()}

@@ -8,7 +8,6 @@ from typing import ClassVar
 from lm_human_preferences import label_types, storage
 from lm_human_preferences.distributed import ALLREDUCE_TIMEOUT, ENGINES
 from lm_human_preferences.errors import about_option
-from lm_human_preferences.hparams.algorithm_options import MOST_AT_A_TIME
 from lm_human_preferences.hparams.task_options import LoraHParams, TaskHParams
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
@@ -22,6 +21,7 @@ COLLECTED = 'online'  # source of labels that are collected while the policy tra
 CONSOLES = ('summary', 'original')
 TOO_LONG = ('refuse', 'cut', 'skip')
 PRECISIONS = ('fp32', 'tf32', 'bf16')
+MOST_AT_A_TIME = 1_000_000  # responses in a batch; no memory holds many more
 MOST_MEMBERS = 100  # most reward models in an ensemble
 LONGEST_TIMEOUT = 10_000_000  # seconds, or 115 days
 
@@ -59,7 +59,7 @@ class LabelHParams(hyperparams.HParams):
     )
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check the label type, and options that only some sources accept."""
+        """Check the label type, and that labellers are left out of a folder."""
         with about_option(self.option_name('type')):
             label_type = label_types.get(self.type)
         yield (
@@ -68,20 +68,11 @@ class LabelHParams(hyperparams.HParams):
         )
         is_folder = os.path.isdir(self.source)
         yield self.without and not is_folder, '{without=} needs a folder, which {source=} is not'
-        yield (
-            self.too_long != 'refuse' and (is_folder or self.source in ('mock', 'test')),
-            '{too_long=}: {source=} holds no texts, but token ids',
-        )
-        yield self.error and not self.are_sampled, "{error=} is for the {source} 'mock'"
 
     @property
     def are_sampled(self) -> bool:
         """True if each start samples the labels anew."""
         return self.source == SAMPLED
-
-    def sources(self) -> dict[str, str]:
-        """Return {'source': path, URL, 'mock' or 'test'} of the labels."""
-        return {'source': self.source}
 
 
 @dataclass

@@ -16,7 +16,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import TIE, LabelType, Value, is_number
 from lm_human_preferences.labels import json_lines
 from lm_human_preferences.storage.schema import COUNT, matches_schema
-from lm_human_preferences.utils.terminal import printable
+from lm_human_preferences.utils.streams import printable
 
 REASONS = (  # reasons for skipping a question, from which labellers choose
     'cannot tell which is better',

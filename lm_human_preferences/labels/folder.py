@@ -42,7 +42,7 @@ from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.runs.run_files import ANSWERS, LABELLER, QUESTIONS, TASK, USED
 from lm_human_preferences.storage.schema import COUNT, matches_schema
-from lm_human_preferences.utils.terminal import printable
+from lm_human_preferences.utils.streams import printable
 
 # Kinds of questions: to train on, to compare two policies, and with an answer that is known.
 TRAIN, VALIDATION, GOLD = 'train', 'validation', 'gold'

@@ -83,7 +83,7 @@ class ChatTemplate(Contexts):
             raise UserError('--task.chat: the model has no chat template; leave --task.chat off')
         self.prefix, self.suffix = prefix, suffix
         try:
-            self._template: str = encoder.own.get_chat_template()
+            encoder.own.get_chat_template()
         except ValueError as e:
             directory = os.path.dirname(encoder.files[TOKENISER])
             raise UserError(
@@ -92,11 +92,6 @@ class ChatTemplate(Contexts):
                 ' its templates `default`, or leave --task.chat off'
             ) from e
         super().__init__(encoder, query_length)
-
-    @property
-    def writes_date(self) -> bool:
-        """Return whether contexts contain the current date, as in Llama 3's template."""
-        return 'strftime_now' in self._template
 
     def render(self, dialogue: Sequence[Message], **settings: Any) -> str:
         """Render messages as text, by apply_chat_template's `settings`; UserError if that fails."""

@@ -147,8 +147,7 @@ class Dataset:
     def usage(self, rules: QueryRules) -> tuple[collections.Counter[str], bool]:
         """Return counts of a split's texts, up to COUNTED_CHARACTERS, and whether no text is left.
 
-        The counts are all `texts`, those `used`, those cut or left out by reason, and those that
-        spell special tokens (`special`).
+        The counts are all `texts`, those `used`, and those cut or left out by reason.
         """
         usage: collections.Counter[str] = collections.Counter()
         characters = 0
@@ -158,7 +157,6 @@ class Dataset:
             characters += len(text)
             _, counts = rules.query_of(text)
             usage.update(['texts', *counts])
-            usage['special'] += isinstance(text, str) and rules.encoder.spells_special(text)
         return usage, True
 
     def _texts(self, rules: QueryRules) -> Iterator[str] | Iterator[str | list[int]]:
@@ -195,7 +193,7 @@ def get_dataset(name: str, labels: str | None = None) -> Dataset:
         if info.labels_stand_in:
             generator = functools.partial(generator, labels=labels)
         return Dataset(name, generator, is_new=False)
-    if not str(name).endswith(('.jsonl', '.parquet')) and not storage.is_table(str(name)):
+    if not str(name).endswith('.jsonl') and not storage.is_table(str(name)):
         raise UserError(
             f'--task.query_dataset {name}: choose {registry.choices()} or a .jsonl or .csv file'
             ' of texts'

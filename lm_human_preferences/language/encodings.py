@@ -11,7 +11,7 @@ from typing import SupportsInt
 import tiktoken
 
 from lm_human_preferences import storage
-from lm_human_preferences.datasets.letters import LETTERS
+from lm_human_preferences.datasets.registry import LETTERS
 from lm_human_preferences.datasets.reviews import WORDS as REVIEW_WORDS
 from lm_human_preferences.errors import UserError
 

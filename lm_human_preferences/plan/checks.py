@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from lm_human_preferences import lm_tasks
-from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.language.adapters import shared
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.language.network import Network
 from lm_human_preferences.machine import process, products
-from lm_human_preferences.plan.making import Plan, Settings
+from lm_human_preferences.plan.phases import Plan, Settings
 from lm_human_preferences.training import precision
 from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.core import default_device
@@ -45,13 +44,9 @@ def sizes_of(plan: Plan, sizes: Sizes, create: Callable[[Iterable[str]], Network
 
 def check_queries(plan: Plan, encoder: Encoder) -> list[str]:
     """Return notes on the texts of a user's own file; UserError if they cannot be used."""
-    notes = lm_tasks.end_notes(plan.settings.task, encoder)
-    notes += lm_tasks.query_notes(plan.settings.task, encoder, 'train')
-    is_own_file = plan.settings.task.query_dataset not in registry.DATASETS
-    if plan.policy is not None and plan.policy.run.is_evaluated and is_own_file:
-        from lm_human_preferences.evaluation import measure  # imported only where it is needed
-
-        measure.queries_of(plan.policy.source, encoder, None)
+    notes = lm_tasks.query_notes(plan.settings.task, encoder, 'train')
+    if plan.policy is not None and plan.policy.run.is_evaluated:
+        lm_tasks.query_notes(plan.settings.task, encoder, 'test')  # the evaluation shows them
     return notes
 
 

@@ -21,7 +21,7 @@ from lm_human_preferences.report.texts import (
     shortened,
 )
 from lm_human_preferences.runs import run_record
-from lm_human_preferences.utils.terminal import printable
+from lm_human_preferences.utils.streams import printable
 
 FILE = 'README.md'
 JOINED = (
@@ -41,7 +41,6 @@ class Use:
     is_joined: bool = False  # whether tokens differ, see JOINED
     ends: Sequence[int] = ()  # tokens that end a response of a policy
     constant: float = 0.0  # to be added to each score, as the exported model does not add it
-    members: int = 1  # number of reward models in its ensemble
     # For a head on frozen hidden states: its 'file', its 'blocks', whether it reads a 'chat', code
     # of the 'content' before a response, the folder with the tokeniser of 'responses', the tokens
     # that are 'ends' of responses, and the 'length' of responses

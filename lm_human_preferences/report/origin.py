@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from lm_human_preferences.hparams.differences import Experiments, decided
+from lm_human_preferences.hparams.policy_options import Experiments, decided
 from lm_human_preferences.labels.folder import TRAIN
 from lm_human_preferences.labels.report import label_report
 from lm_human_preferences.report.facts import Row, Table

@@ -9,7 +9,7 @@ import click
 
 from lm_human_preferences import __version__, storage
 from lm_human_preferences.errors import OptionError, UserError, about_option
-from lm_human_preferences.hparams.differences import Experiments
+from lm_human_preferences.hparams.policy_options import Experiments
 from lm_human_preferences.report import facts, origin, texts
 from lm_human_preferences.report.charts import LOOKS, training_chart
 from lm_human_preferences.report.facts import Table

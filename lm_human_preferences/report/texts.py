@@ -11,7 +11,7 @@ from decimal import Decimal
 import jinja2
 from markupsafe import Markup, escape
 
-from lm_human_preferences.utils.terminal import INVISIBLE, printable
+from lm_human_preferences.utils.streams import INVISIBLE, printable
 
 NOT_RECORDED, NOT_MEASURED = 'not recorded', 'not measured'
 LONGEST = 2000  # most characters of a text to show

@@ -15,8 +15,7 @@ from lm_human_preferences.checkpointing import names
 from lm_human_preferences.datasets import jsonl
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.hparams import policy_options, reward_options
-from lm_human_preferences.hparams.differences import OF_ONE_START, decided
-from lm_human_preferences.hparams.policy_options import NEW_MODEL, Training
+from lm_human_preferences.hparams.policy_options import NEW_MODEL, OF_ONE_START, Training, decided
 from lm_human_preferences.runs import reward_function, run_files, run_record
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.streams import note

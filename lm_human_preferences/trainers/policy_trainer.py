@@ -13,7 +13,7 @@ import torch
 from lm_human_preferences import ppo
 from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.hparams.algorithm_options import (
+from lm_human_preferences.hparams.policy_options import (
     MOST_KL_ERROR,
     AdaptiveKLParams,
     PpoHParams,

@@ -10,13 +10,12 @@ import torch
 from lm_human_preferences import shell, storage
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.hparams import policy_options
-from lm_human_preferences.hparams.differences import differences
-from lm_human_preferences.hparams.policy_options import NEW_MODEL
+from lm_human_preferences.hparams.policy_options import NEW_MODEL, differences
 from lm_human_preferences.runs.run_settings import OWN_REWARD
 from lm_human_preferences.utils import hyperparams, streams
 from lm_human_preferences.utils.hyperparams import HParams
 from lm_human_preferences.utils.logging import announce, console_is, log_in_summary
-from lm_human_preferences.utils.terminal import columns
+from lm_human_preferences.utils.streams import columns
 
 WIDEST = 100  # largest width of a paragraph, in columns
 

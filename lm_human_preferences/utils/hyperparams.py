@@ -7,8 +7,8 @@ import operator
 import re
 import types
 import typing
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any, TypedDict, Unpack
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
@@ -37,28 +37,18 @@ class InvalidOptions(ValueError, AssertionError):
     """Error: options contradict each other, where the original had an assertion."""
 
 
-class Marks(TypedDict, total=False):
-    """Keyword arguments of `option` beside help and ours, which become metadata of the field."""
-
-    at_least: float
-    above: float
-    at_most: float
-    one_of: Collection[str]
-    path: bool
-
-
 def option(
     default: Any,
     help: str | None,  # the keyword of click
     *,
     ours: bool = False,
-    **marks: Unpack[Marks],
+    **marks: Any,
 ) -> Any:
     """Declare a field of a hyperparameter class, which is an option, with a line of help.
 
-    help: None for an option that is accepted but shown nowhere. at_least, at_most: inclusive
-    limits. above: exclusive lower limit. ours: added by this port, so left out of files that the
-    original reads. path: True if a typed value may begin with ~ for a home directory.
+    help: None for an option that is accepted but shown nowhere. ours: added by this port, so left
+    out of files that the original reads. marks: at_least, at_most (inclusive limits), above (an
+    exclusive one), one_of (choices), path (True if a typed value may begin with ~).
     """
     metadata = {'help': help, 'ours': ours, **marks}
     return dataclasses.field(default=default, repr=not ours, metadata=metadata)
@@ -166,7 +156,7 @@ class HParams:
         keep_unknown: put settings without a field into `unknown`; otherwise they are errors.
         """
         for name, value in nested_dict.items():
-            if keep_unknown and not self.has(name):
+            if keep_unknown and name not in fields(type(self)):
                 self.unknown = {**self.unknown, name: value}
                 continue
             group = group_class(self._field(name).type)
@@ -244,8 +234,6 @@ class HParams:
                 raise InvalidOptions(re.sub(r'\{([\w.]+)(=?)\}', self._named, message))
 
     def _named(self, match: re.Match[str]) -> str:
-        if not hasattr(self, match[1].partition('.')[0]):
-            return match[0]  # braces in a value, such as a path
         return self.setting(match[1]) if match[2] else self.option_name(match[1])
 
     def check_values(self) -> None:

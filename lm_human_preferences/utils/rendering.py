@@ -5,6 +5,7 @@ time nor its memory.
 """
 
 import contextlib
+import functools
 import json
 import subprocess
 import sys
@@ -25,7 +26,6 @@ with open('/proc/self/statm') as file:
 limit = pages * resource.getpagesize() + int(megabytes * 2**20)
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-print('ready', flush=True)
 for line in sys.stdin:
     dialogue, settings = json.loads(line)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
@@ -42,50 +42,38 @@ class TemplateError(Exception):
     """Error: a template fails, or takes too much time or memory."""
 
 
-class _Renderer:
-    """Subprocess that renders templates; the first request after its end starts a new one."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
-
-    def render(self, request: str) -> dict[str, str]:
-        """Return {'text': ...} or {'error': ...} for a request: [dialogue, settings] as JSON."""
-        with self._lock:
-            process = self._process or self._started()
-            assert process.stdin is not None and process.stdout is not None
-            answer = ''
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(f'{request}\n')
-                process.stdin.flush()
-                answer = process.stdout.readline()
-            if answer:
-                return json.loads(answer)
-            process.kill()
-            process.communicate()
-            self._process = None
-        return {'error': f'it takes more than {SECONDS:g} s, or ends the process that renders it'}
-
-    def _started(self) -> subprocess.Popen[str]:
-        command = [sys.executable, '-P', '-c', _PROGRAM, str(SECONDS), str(MEGABYTES)]
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,  # Ctrl-C does not reach it; it ends when stdin closes
-        )
-        assert process.stdout is not None
-        if process.stdout.readline() != 'ready\n':
-            process.kill()
-            process.communicate()
-            raise TemplateError('transformers cannot be started to render it')
-        self._process = process
-        return process
+_lock = threading.Lock()
 
 
-_renderer = _Renderer()
+@functools.cache
+def _renderer() -> subprocess.Popen[str]:
+    """Start the subprocess that answers requests, a line of JSON each."""
+    return subprocess.Popen(
+        [sys.executable, '-P', '-c', _PROGRAM, str(SECONDS), str(MEGABYTES)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,  # Ctrl-C does not reach it; it ends when stdin closes
+    )
+
+
+def _answer(request: str) -> dict[str, str]:
+    """Return {'text': ...} or {'error': ...} for a request: [dialogue, settings] as JSON."""
+    with _lock:
+        process = _renderer()
+        assert process.stdin is not None and process.stdout is not None
+        answer = ''
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(f'{request}\n')
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        if answer:
+            return json.loads(answer)
+        process.kill()
+        process.communicate()
+        _renderer.cache_clear()
+    return {'error': f'it takes more than {SECONDS:g} s, or ends the process that renders it'}
 
 
 def render(tokeniser: Any, dialogue: Sequence[Mapping[str, str]], **settings: Any) -> str:
@@ -94,7 +82,7 @@ def render(tokeniser: Any, dialogue: Sequence[Mapping[str, str]], **settings: An
     settings: its keyword arguments. TemplateError if the template fails, or takes too much.
     """
     template = {'chat_template': tokeniser.get_chat_template(), **tokeniser.special_tokens_map}
-    found = _renderer.render(json.dumps([list(dialogue), {**template, **settings}], default=str))
+    found = _answer(json.dumps([list(dialogue), {**template, **settings}], default=str))
     if 'error' in found:
         raise TemplateError(found['error'])
     return found['text']

@@ -1,4 +1,4 @@
-"""Standard streams that survive control characters, unencodable letters and closed pipes."""
+"""Standard streams that survive control characters and closed pipes; text that is safe to print."""
 
 import atexit
 import contextlib
@@ -6,6 +6,7 @@ import io
 import os
 import re
 import select
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,12 @@ STDOUT, STDERR = 1, 2  # file descriptors
 _CONTROLS = re.compile(r'[\x00-\x08\x0b-\x1f\x7f-\x9f]')  # all but tabs and line ends
 _MOVES_OF_BARS = re.compile(r'\A(?:\r|\n|\x1b\[A)*')  # how progress bars move the cursor on stderr
 CLOSED_PIPE = 128 + signal.SIGPIPE  # exit status, as shells report it
-
+_LEAST_COLUMNS = 20  # smallest width, even if COLUMNS or the terminal is smaller
+# Invisible characters (Default_Ignorable_Code_Point of Unicode 17.0) that str.isprintable accepts.
+INVISIBLE = re.compile(
+    '[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0'
+    '\U000e0100-\U000e01ef]'
+)
 
 _terminal_is_gone = False
 _notes_are_muted = False
@@ -37,19 +43,14 @@ def mute_notes(muted: bool) -> None:
 def make_safe() -> None:
     """Make standard streams escape characters that control a terminal or that the encoding lacks.
 
-    Closed streams are replaced by the null device, and output that nobody reads is dropped.
+    Output that nobody reads is dropped.
     """
     os.environ.setdefault('PYTHON_COLORS', '0')  # colours of tracebacks would be escaped
-    if sys.stdin is None:  # the file was closed when Python started, as by `<&-`
-        sys.stdin = open(os.devnull, encoding='utf-8')
-    for name in ('stdout', 'stderr'):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, 'w', encoding='utf-8'))
-        elif isinstance(stream, io.TextIOWrapper):
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors='backslashreplace')
             if 'write' not in vars(stream):
-                _escape_controls(stream, has_bars=name == 'stderr')
+                _escape_controls(stream, has_bars=stream is sys.stderr)
     atexit.unregister(_flush)
     atexit.register(_flush)
 
@@ -63,15 +64,11 @@ def _escape_controls(stream: Any, *, has_bars: bool) -> None:
         foreign = text
         if has_bars:
             foreign = _MOVES_OF_BARS.sub('', text, count=1)
-        write(text[: len(text) - len(foreign)] + escaped(foreign))
+        safe = _CONTROLS.sub(lambda match: match[0].encode('unicode_escape').decode(), foreign)
+        write(text[: len(text) - len(foreign)] + safe)
         return len(text)
 
     stream.write = write_escaped
-
-
-def escaped(text: str) -> str:
-    """Return `text` with control characters, except tabs and line ends, escaped: \\x1b."""
-    return _CONTROLS.sub(lambda match: match[0].encode('unicode_escape').decode(), text)
 
 
 @contextlib.contextmanager
@@ -126,3 +123,24 @@ def _flush() -> None:
         sys.stdout.flush()
     except OSError:
         discard(sys.stdout.fileno())
+
+
+def printable(text: str) -> str:
+    """Escape characters that control the terminal or are invisible, as in \\x1b."""
+    if text.isprintable() and not INVISIBLE.search(text):  # true of most texts, and fast
+        return text
+    shown = []
+    for character in text:
+        is_shown = character.isprintable() and not INVISIBLE.match(character)
+        shown.append(character if is_shown else character.encode('unicode_escape').decode())
+    return ''.join(shown)
+
+
+def error_line(error: object) -> str:
+    """Return the line that reports an error, or a message, to the user."""
+    return f'error: {printable(" ".join(str(error).splitlines()))}'
+
+
+def columns(most: int) -> int:
+    """Return the width of the terminal, at most `most`; `most` itself without a terminal."""
+    return max(_LEAST_COLUMNS, min(shutil.get_terminal_size((most, 24)).columns, most))

@@ -102,31 +102,6 @@ def test_scores(reward_model, tmp_path, monkeypatch):
         os.dup2(before, 0)
 
 
-def test_a_terminal_gets_a_table_of_scores(monkeypatch, capsys, reward_model, tmp_path):
-    query = 'the film was'
-    file = write_lines(
-        tmp_path / 'texts.jsonl',
-        [
-            {'query': query, 'response': 'very good'},
-            {'prompt': query, 'chosen': 'great', 'rejected': 'awful indeed'},
-            {'query': query, 'response': f'good {"really " * 40}'},
-        ],
-    )
-    monkeypatch.setattr('sys.stdout.isatty', lambda: True, raising=False)
-    monkeypatch.setenv('COLUMNS', '90')
-    score.score(str(reward_model[0]), str(file), 'skip')
-    head, *rows, long = capsys.readouterr().out.splitlines()
-    assert head.split() == ['score', 'query', 'text']
-    assert [row.split()[1:] for row in rows] == [
-        ['response', *query.split(), 'very', 'good'],
-        ['chosen', *query.split(), 'great'],
-        ['rejected', *query.split(), 'awful', 'indeed'],
-    ]
-    assert all(re.fullmatch(r'-?\d\.\d{3}', row.split()[0]) for row in rows)
-    assert long.split()[0] == '-' and long.endswith('…') and len(long) == 90
-    assert score._fitted('a\x1b[31m\nb', 20) == 'a\\x1b[31m b'
-
-
 def test_texts_that_do_not_fit_are_scored_as_told(reward_model, tmp_path):
     file = write_lines(
         tmp_path / 'texts.jsonl',

@@ -13,7 +13,7 @@ from page_client import Server
 from page_looks import focused, sticking_out, unnamed, unreachable, weak_texts
 
 from lm_human_preferences.labels.answers import REASONS
-from lm_human_preferences.utils.terminal import INVISIBLE
+from lm_human_preferences.utils.streams import INVISIBLE
 
 pytestmark = needs_chromium
 BACKSPACE, TAB, ENTER, ESCAPE = '\ue003', '\ue004', '\ue007', '\ue00c'

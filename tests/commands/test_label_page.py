@@ -292,7 +292,7 @@ def test_ctrl_c_ends_with_what_there_is_and_what_comes_next(path):
     anna.close()
     printed, complaints = command.end(signal.SIGINT)
     assert printed.startswith('\nSaved: anna 1, bob 0. ')
-    assert printed.endswith(f': {REPOSITORY}/launch.py labels {path}\n')
+    assert printed.endswith(f'./launch.py labels {path}\n')
     assert (complaints, command.process.returncode) == ('', 0)
 
 

@@ -47,18 +47,6 @@ ONLINE = (
 )
 
 
-@pytest.mark.parametrize(
-    'option',
-    [
-        *('labels.num_train 16', 'labels.error 0.5', 'labels.without anna', 'labels.too_long cut'),
-        *('run.seed 1', 'run.log_interval 1', 'run.save_interval 1', 'run.precision bf16'),
-    ],
-)
-def test_what_nothing_reads_while_labels_are_collected_is_refused(option):
-    error = error_of(invoke(f'train_policy test run {ONLINE} --dry_run --{NEW}.{option}'))
-    assert error.startswith(f'--{NEW}.{option.split()[0]} has no effect with --rewards.online')
-
-
 def test_all_labels_may_be_asked_for_while_they_are_collected():
     """As the error says of a number from the experiment that batches do not divide."""
     words = f'train_policy mock_sentiment run --mpi 1 --dry_run --save_dir None {ONLINE}'
@@ -72,9 +60,3 @@ def test_options_of_the_command_are_no_options_of_the_reward_model_in_it(option)
     name = option.split()[0]
     error = error_of(invoke(f'train_policy test run --{NEW}.{option}'))
     assert error.startswith(f"No such option '--{NEW}.{name}'.")
-
-
-def test_an_option_of_texts_is_refused_for_labels_without_any():
-    words = 'train_reward test run --labels.num_train 64 --labels.too_long cut'
-    told = error_of(invoke(words))
-    assert '--labels.too_long' in told and 'holds no texts, ' in told

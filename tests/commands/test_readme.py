@@ -19,7 +19,7 @@ import sample
 from lm_human_preferences.cli import program
 from lm_human_preferences.cli.arguments import convert
 from lm_human_preferences.language.gpt2.sizes import HParams
-from lm_human_preferences.plan.making import policy_phase
+from lm_human_preferences.plan.phases import policy_phase
 from lm_human_preferences.runs import run_dir, run_settings
 
 ROOT = Path(__file__).parents[2]

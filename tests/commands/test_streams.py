@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 
-import pytest
 from command_line import succeed
 from launched import PATIENCE, REPOSITORY, ROOT_MAY, eventually
 
@@ -102,18 +101,6 @@ def test_a_training_goes_on_without_its_output(tmp_path):
     assert result.returncode == 0 and result.stderr.startswith(told), result.stderr
     assert result.stderr.count(b'\n') == 1
     assert 'is finished, at step 1' in succeed(['resume', str(tmp_path / NAME)]).stdout
-
-
-@pytest.mark.parametrize('name', ['stdin', 'stdout', 'stderr'])
-def test_a_stream_that_is_closed_is_replaced(monkeypatch, name):
-    """As by `<&-`, or where a service starts a command."""
-    monkeypatch.setattr(sys, name, None)
-    streams.make_safe()
-    with getattr(sys, name) as stream:
-        if name == 'stdin':
-            assert stream.buffer.read() == b''
-        else:
-            stream.write('lost')
 
 
 def test_letters_that_cannot_be_printed_are_escaped(monkeypatch):

@@ -15,7 +15,7 @@ from label_folders import make_folder
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import evaluate
-from lm_human_preferences.hparams import differences
+from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.simulated import score_small_tokens, simulate
@@ -151,7 +151,7 @@ def test_every_other_change_is_refused_by_name(command, settings, tmp_path):
     run_settings.write(hparams, str(tmp_path), experiment='test', ranks=1)
     fields = hyperparams.fields(type(hparams))
     accepted = set()
-    for key, value in differences.decided(hparams).items():
+    for key, value in policy_options.decided(hparams).items():
         field = fields[key]
         is_group = hyperparams.group_class(field.type)
         if key == 'rewards.function' or (is_group and type(None) not in members(field.type)):
@@ -168,7 +168,7 @@ def test_every_other_change_is_refused_by_name(command, settings, tmp_path):
     if 'rewards.online' in settings:
         expected -= {'ppo.total_episodes'}  # by which labels are planned
     allowed = {key for key in accepted if not f'{key}.'.startswith('run.serve.')}
-    assert allowed == expected & differences.decided(hparams).keys()
+    assert allowed == expected & policy_options.decided(hparams).keys()
     assert ('run.serve.port' in accepted) == ('run.serve' in settings)
 
 

@@ -17,7 +17,7 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.adapters import shared
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.plan.making import policy_phase
+from lm_human_preferences.plan.phases import policy_phase
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.training import precision
 

@@ -5,15 +5,17 @@ ENGINE and TIMEOUT in the environment are --run.allreduce and --run.allreduce_ti
 
 import contextlib
 import os
+import sys
 import time
 import types
 import warnings
 
 from lm_human_preferences.cli import launch, program
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams import reward_options
+from lm_human_preferences.hparams import command_options, reward_options
 from lm_human_preferences.utils import hyperparams, logging
 
+sys.modules['lm_human_preferences.rank_jobs'] = sys.modules[__name__]  # as a job is named
 TIMEOUT = int(os.environ.get('TIMEOUT', 20))
 
 
@@ -83,7 +85,7 @@ def command(name):
     return program.Command(
         name,
         lambda settings: launch.start_job(f'rank_jobs:{name}', arguments, settings.get('mpi', 2)),
-        hyperparams.fields(launch.RankHParams),
+        hyperparams.fields(command_options.RankHParams),
     )
 
 

@@ -92,7 +92,7 @@ def expected_hparams(case):
     command, call, exp = case['argv'][0].replace('-', '_'), case['call'], experiment_of(case)
     for word in case['argv']:
         if word[0] == '-' and word[1:2].isalpha():
-            raise Refused(f'-{word}')  # original-defects 9: it became dry_run
+            raise Refused(word)  # original-defects 9: it became dry_run
     if not isinstance(call['dry_run'], bool):
         raise Refused(call['dry_run'])  # original-defects 9: so did any word after NAME
     if call['mode'] != 'local':
@@ -150,7 +150,7 @@ def test_recorded(case, started):
         return
     assert hparams_of(started) == expected
     ((job, _, mpi),) = started
-    assert job == f'lm_human_preferences.{case["call"]["fn"].replace(".", ":")}'
+    assert job == case['call']['fn'].replace('.', ':')
     assert mpi == (case['call']['mpi'] if 'mpi' in ' '.join(case['argv']) else None)
 
 

@@ -310,12 +310,6 @@ def test_what_there_is_not(tmp_path):
         assert str(e.value) == f'--task.query_dataset {name}: {choices}'
 
 
-def test_a_parquet_file_is_told_what_to_write_instead(tmp_path):
-    (tmp_path / 'a.parquet').touch()
-    with pytest.raises(UserError, match=r'a\.parquet is Parquet, .* convert it to JSON lines'):
-        next(datasets.get_dataset(f'{tmp_path}/a.parquet').generator('train'))
-
-
 def label_file(tmp_path, queries):
     path = tmp_path / 'labels.json'
     labels = [{'query': query, 'sample0': [1], 'best': 0} for query in queries]

@@ -10,6 +10,7 @@ from golden_data import found, json_if_there, load_npz, npz_keys, require, requi
 from trainers import policy_for
 
 from lm_human_preferences.commands.sample_policy import sample_policy
+from lm_human_preferences.hparams.command_options import SampleHParams
 from lm_human_preferences.language import sample
 from lm_human_preferences.language.decoding import Decoding
 from lm_human_preferences.lm_tasks import TaskHParams
@@ -151,14 +152,9 @@ def test_sample_py(recorded, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv('LMHP_CACHE', str(tmp_path))
     monkeypatch.setenv('LMHP_OFFLINE', '1')
     head, samples = blocks_of(require('sampling', recorded).read_text(encoding='utf-8'))
-    sample_policy(
-        str(save_dir),
-        temperature=1e-6 if greedy else None,
-        seed=3,
-        batch_size=4,
-        nsamples=len(samples),
-        console='original',
-    )
+    options = SampleHParams(save_dir=str(save_dir), seed=3, nsamples=len(samples))
+    options.temperature, options.console = 1e-6 if greedy else None, 'original'
+    sample_policy(options)
     ours_head, ours = blocks_of(capsys.readouterr().out)
     assert ours_head == head
     assert [len(block) for block in ours] == [2] * len(samples)

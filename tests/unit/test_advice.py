@@ -69,7 +69,7 @@ CHAT = {'task.policy.initial_model': 'org/model', 'task.query_dataset': 'hf://da
     'experiment, options, recorded, named',
     [
         ('descriptiveness', {}, True, 'descriptiveness'),
-        ('descriptiveness', {}, False, 'sentiment'),  # their tasks are the same
+        ('descriptiveness', {}, False, 'chat'),
         ('chat', {**CHAT, 'task.query_length': 32, 'task.policy.lora': 'off'}, True, 'chat'),
     ],
 )

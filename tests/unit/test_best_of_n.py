@@ -1,11 +1,11 @@
-"""commands/best_of_n by hand: which response is the best, its rank, and the KL of the choice."""
+"""commands/sampler by hand: which response is the best, its rank, and the KL of the choice."""
 
 import math
 
 import pytest
 import torch
 
-from lm_human_preferences.commands.best_of_n import choose
+from lm_human_preferences.commands.sampler import choose
 
 NAN, INF = math.nan, math.inf
 

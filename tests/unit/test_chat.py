@@ -231,16 +231,13 @@ def test_a_dialogue_whose_marks_take_too_much_room_is_left_out(tmp_path):
         template.contexts([query])
 
 
-def test_queries_that_are_rendered_already_are_counted_or_read_as_the_tokens_they_spell(tmp_path):
+def test_queries_that_are_rendered_already_are_read_as_the_tokens_they_spell(tmp_path):
     encoder = encoder_of(tmp_path)
     path = tmp_path / 'x.jsonl'
     path.write_text(f'"Which dog?{END}"\n"Which dog?"\n')
     path.with_suffix('.test.jsonl').write_text('"Which dog?"\n')
     settings = {'chat': False, 'end_text': None}
-    (line,) = lm_tasks.query_notes(task(path, **settings), encoder, 'train')[1:]
-    assert line.startswith('  spell special tokens, read as ordinary letters: 1; ')
-    hparams = task(path, special_tokens=True, **settings)
-    assert lm_tasks.query_notes(hparams, encoder, 'train')[1:] == []
+    hparams = task(path, **settings)
     for special in (False, True):
         hparams.special_tokens = special
         sampler = lm_tasks.make_query_sampler(hparams=hparams, encoder=encoder, batch_size=2)
@@ -248,7 +245,7 @@ def test_queries_that_are_rendered_already_are_counted_or_read_as_the_tokens_the
 
 
 def test_a_query_that_spells_a_special_token_has_it_in_a_chat(tmp_path):
-    """As transformers does it; and that is said."""
+    """As transformers does it."""
     encoder = encoder_of(tmp_path)
     query = f'a{END}b'
     found = ChatTemplate(encoder, '', '', 40).context(tuple(encoder.encode(query)))
@@ -256,9 +253,6 @@ def test_a_query_that_spells_a_special_token_has_it_in_a_chat(tmp_path):
         [{'role': 'user', 'content': query}], add_generation_prompt=True
     )
     assert found == theirs['input_ids'] and found.count(encoder.eot_token) == 2
-    path = write_queries(tmp_path / 'x.jsonl', query, 'a')
-    (line,) = lm_tasks.query_notes(task(path, end_text=None), encoder, 'train')[1:]
-    assert line == '  spell special tokens, which are tokens in a context: 1'
 
 
 @pytest.mark.parametrize('write', [write_byte_level, write_sentencepiece])
@@ -283,13 +277,3 @@ def test_special_tokens_in_prefix_and_suffix(tmp_path, write, special):
     lm_tasks.check_lengths(hparams, encoder, sizes)
     with pytest.raises(UserError, match='tokens of prefix and suffix are'):
         lm_tasks.check_lengths(hparams, encoder, dataclasses.replace(sizes, n_ctx=sizes.n_ctx - 1))
-    assert len(lm_tasks.end_notes(hparams, encoder)) == (not special)
-
-
-def test_a_template_that_writes_the_date_is_named(tmp_path):
-    dated = "{{ strftime_now('%d %B %Y') }}" + TEMPLATE
-    notes = lm_tasks.end_notes(task(stop=False), encoder_of(tmp_path, template=dated))
-    assert notes == [
-        "The chat template writes today's date: a run that is resumed on another day has other"
-        ' contexts'
-    ]

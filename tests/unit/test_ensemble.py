@@ -25,7 +25,7 @@ from lm_human_preferences.labels import simulated
 from lm_human_preferences.labels.held_out import predict
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.plan.making import make_plan, reward_phase
+from lm_human_preferences.plan.phases import make_plan, reward_phase
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.rewards import EnsembleReward
 from lm_human_preferences.runs import run_dir, run_record, run_settings
@@ -232,13 +232,12 @@ def test_a_policy_learns_from_the_members_of_a_run(trained, policy):
     assert torch.equal(first.score(queries, responses), expected[0])
 
 
-def test_each_member_is_exported(trained, tmp_path):
-    result = succeed(f'export {trained} {tmp_path}/out')
-    assert 'give a repository of yours as ORG/NAME, another one for each model:\n' in result.stdout
-    assert f'{tmp_path}/out/reward_model_2' in result.stdout
-    assert '%' not in result.stderr  # no progress bar in a file
-    assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == list(MEMBERS)
-    weights = [(tmp_path / 'out' / name / 'model.safetensors').read_bytes() for name in MEMBERS]
+def test_each_member_is_exported_by_itself(trained, tmp_path):
+    refused = error_of(invoke(f'export {trained} {tmp_path}/all'))
+    assert 'is the mean of 3 reward models: export each of them, such as' in refused
+    for name in MEMBERS:
+        assert '%' not in succeed(f'export {trained}/{name} {tmp_path}/{name}').stderr  # no bar
+    weights = [(tmp_path / name / 'model.safetensors').read_bytes() for name in MEMBERS]
     assert len(set(weights)) == 3
 
 

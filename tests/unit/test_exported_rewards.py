@@ -189,14 +189,14 @@ def test_the_pipeline_gives_the_scores_of_the_command_score(tmp_path, families):
 
 
 def test_what_is_written_and_said(tmp_path):
-    """A page with metadata, and the command that would upload it all."""
+    """A page with metadata."""
     save_reward_model(tmp_path / 'run/reward_model')
-    result = invoke(['export', f'{tmp_path}/run', f'{tmp_path}/my model'])
+    result = succeed(['export', f'{tmp_path}/run', f'{tmp_path}/my model'])
     names = ['README.md', 'config.json', 'model.safetensors', 'tokenizer.json']
     written = sorted(path.name for path in (tmp_path / 'my model').iterdir())
     assert written == [*names, 'tokenizer_config.json']
-    assert 'note' not in result.stdout
-    assert result.stdout.endswith(f"\nhf upload ORG/NAME '{tmp_path}/my model'\n")
+    told = f'Saved {tmp_path}/run to {tmp_path}/my model, with a model card, README.md\n'
+    assert result.stdout == told
     page = (tmp_path / 'my model/README.md').read_text()
     assert page.startswith('---\nlibrary_name: transformers\npipeline_tag: text-classification\n')
     again = ['export', f'{tmp_path}/my model', f'{tmp_path}/again']
@@ -226,15 +226,14 @@ def test_a_classifier_that_scores_otherwise_is_refused(tmp_path):
     head = classifier.RewardHead(torch.ones(7, dtype=torch.float64), 0.5)
     made = classifier.classifier_of(trained.as_transformers(network), head, 27, 'mine')
 
-    def reward(tokens):
-        output = network.hidden(torch.tensor([tokens]))[0, -1]
-        return float(output.double() @ head.weight + head.constant)
-
     made.save_pretrained(tmp_path)
-    constant = made.config.reward_constant
-    checks.check_scores(str(tmp_path), reward, constant, 27)
+    tokens = [3, 1, 4]
+    output = network.hidden(torch.tensor([tokens]))[0, -1]
+    expected = output.double() @ head.weight + head.constant
+    found = checks.scores_of(str(tmp_path), tokens) + made.config.reward_constant
+    checks.check_numbers(str(tmp_path), found, expected)
     with pytest.raises(UserError, match=f'^{tmp_path}: transformers loads another model than was'):
-        checks.check_scores(str(tmp_path), lambda tokens: reward(tokens) + 1, constant, 27)
+        checks.check_numbers(str(tmp_path), found, expected + 1)
 
 
 def test_a_head_of_zeros_keeps_its_constant():

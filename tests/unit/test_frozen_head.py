@@ -20,7 +20,7 @@ from lm_human_preferences.frozen_head import reward as frozen_reward
 from lm_human_preferences.frozen_head.reward import FrozenReward, checked, features_of, probe_of
 from lm_human_preferences.language import encodings
 from lm_human_preferences.lm_tasks import TaskHParams
-from lm_human_preferences.plan.making import reward_phase
+from lm_human_preferences.plan.phases import reward_phase
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.trainers import head_training
 

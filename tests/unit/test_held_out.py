@@ -20,7 +20,7 @@ from lm_human_preferences.labels.held_out import parted, predict, split, subject
 from lm_human_preferences.labels.report.agreement import clustered_interval
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.plan.making import reward_phase
+from lm_human_preferences.plan.phases import reward_phase
 
 PAIRS = label_types.get('best_of_2')
 LETTERS = encodings.Test.get_encoder()

@@ -51,8 +51,8 @@ def test_a_card_has_the_facts_of_the_report(tmp_path):
         '| transformers | 5',
     ):
         assert fact in text, fact
-    reward_card, _ = card_of(run, has_policy=False, constant=2.5, members=3)
-    assert 'Add 2.5 to each score' in reward_card and 'One of 3 reward models' in reward_card
+    reward_card, _ = card_of(run, has_policy=False, constant=2.5)
+    assert 'Add 2.5 to each score' in reward_card
     assert '## Results' not in reward_card and 'Add ' not in card_of(run, has_policy=False)[0]
 
 

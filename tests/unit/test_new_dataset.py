@@ -9,7 +9,7 @@ from lm_human_preferences.datasets import registry
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.language import datasets, encodings
-from lm_human_preferences.plan.making import make_plan
+from lm_human_preferences.plan.phases import make_plan
 from lm_human_preferences.reward_sources.sources import source_of
 
 POEMS = """

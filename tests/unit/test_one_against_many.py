@@ -12,7 +12,7 @@ from lm_human_preferences import train_policy, train_reward
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.language.model import Model
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.plan.making import reward_phase
+from lm_human_preferences.plan.phases import reward_phase
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
 

@@ -27,8 +27,7 @@ from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.online import collection
 from lm_human_preferences.online.questions import Queries, QuestionSampler, QuestionSource
 from lm_human_preferences.online.retraining import ModelRetrainer
-from lm_human_preferences.plan.making import policy_phase, reward_phase
-from lm_human_preferences.plan.phases import TrainPolicy
+from lm_human_preferences.plan.phases import TrainPolicy, policy_phase, reward_phase
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.rewards import EnsembleReward, RewardModel, make_score_fn

@@ -12,7 +12,7 @@ from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.language.gpt2.sizes import HParams as Sizes
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.machine import process, processors, products
-from lm_human_preferences.plan.making import reward_phase
+from lm_human_preferences.plan.phases import reward_phase
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import default_device
 

@@ -237,19 +237,15 @@ DIRECT = '--rewards.train_new_model=off'
 @pytest.mark.parametrize(
     'words, told',
     [
-        (['--rewards.function=a.py:f'], 'give --rewards.train_new_model off'),
-        ([DIRECT, '--rewards.function=a.py:f', '--rewards.trained_model=mock'], 'give one of'),
-        ([DIRECT, '--rewards.function=a.py'], 'give FILE.py:FUNCTION'),
-        (
-            [DIRECT, '--rewards.function=a.py:f', '--rewards.class_name=x'],
-            'is the class of a classifier',
-        ),
+        (['--rewards.function=a.py:f'], 'give one reward: '),
+        ([DIRECT, '--rewards.function=a.py:f', '--rewards.trained_model=mock'], 'give one reward'),
+        ([DIRECT, '--rewards.function=a.py'], '--rewards.function a.py: give FILE.py:FUNCTION'),
+        ([DIRECT, '--rewards.function=a.py:f', '--rewards.class_name=x'], '--rewards.class_name x'),
     ],
 )
 def test_options_that_contradict_each_other(tmp_path, words, told):
     result = invoke(['train_policy', 'test', 'x', '--mpi=1', f'--save_dir={tmp_path}', *words])
-    refusal = error_of(result)
-    assert refusal.startswith('--rewards.') and told in refusal
+    assert error_of(result).startswith(told)
 
 
 def train(folder, name, *words):

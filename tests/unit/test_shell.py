@@ -44,13 +44,6 @@ def test_a_command_is_printed_so_that_it_runs_in_any_folder(
     assert shell.typed('tensorboard', '--logdir', 'my runs') == f"{tensorboard} --logdir 'my runs'"
 
 
-def test_a_script_is_named_by_its_absolute_path(environment, monkeypatch):
-    monkeypatch.setenv('PATH', str(environment))
-    named = os.path.join(os.path.relpath(ROOT), 'launch.py')
-    monkeypatch.setattr(sys, 'argv', [named, 'ask'])
-    assert shell.typed(SAMPLE) == f'{ROOT}/sample.py sample'
-
-
 @pytest.mark.parametrize('script', ['launch.py', 'sample.py'])
 def test_a_python_without_click_ends_in_one_line(script):
     result = subprocess.run(

@@ -80,20 +80,6 @@ def test_a_query_that_only_ends_a_text_is_empty():
     assert texts == ['', '.']
 
 
-@pytest.mark.parametrize(
-    'tokens, text, found',
-    [
-        ([0, 1, 27, 27], 'ab', [0, 1]),
-        ([0, 1], 'abc', None),  # of another encoding, or of a text that was edited
-        ([0, 40], 'ab', None),
-        ([0, 1.0], 'ab', None),
-        (None, 'ab', None),
-    ],
-)
-def test_ids_are_those_of_a_text_where_they_have_it(tokens, text, found):
-    assert token_ids.tokens_of(tokens, text, encodings.Test) == found
-
-
 def test_ids_that_say_whose_they_are_are_taken_as_they_are(tmp_path, own):
     label = {'query': words('the film', 3), 'sample0': words('good', 2), 'best': 0}
     label |= {'sample1': words('bad', 2), 'encoding': own.name}

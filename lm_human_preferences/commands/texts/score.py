@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,15 +9,14 @@ import click
 import torch
 
 from lm_human_preferences.commands.sampler import OF_SAMPLES, warnings_only
-from lm_human_preferences.datasets import fields
+from lm_human_preferences.datasets import messages
 from lm_human_preferences.errors import UserError, option_renamed
 from lm_human_preferences.external_rewards.texts import TextScorer, joined
 from lm_human_preferences.frozen_head import head
 from lm_human_preferences.frozen_head.reward import FrozenReward
 from lm_human_preferences.hparams.task_options import TaskHParams
-from lm_human_preferences.labels.texts import preferences, records, token_ids
+from lm_human_preferences.labels.texts import preferences, records
 from lm_human_preferences.labels.texts.tokenise import Skipped, Tokeniser
-from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.reward_sources.loading import (
     LearnedReward,
     load_saved,
@@ -28,7 +25,6 @@ from lm_human_preferences.reward_sources.loading import (
 )
 from lm_human_preferences.runs.run_files import REWARD
 from lm_human_preferences.runs.run_settings import reward_settings_of
-from lm_human_preferences.utils.terminal import printable
 
 Pair = tuple[list[int], list[int]]  # tokens of a query and of a response
 # {suffix of a column: number} of a response: '' for its score, _SPREAD for the score's deviation
@@ -40,48 +36,25 @@ _SPREAD = '_std'  # suffix of a standard deviation
 
 
 def score(run: str, file: str, too_long: str) -> None:
-    """Print the scores of texts by a run's reward: a table on a terminal, else JSON lines."""
+    """Print the scores of texts by a run's reward, as JSON lines."""
     found = records.read(file)
     with option_renamed('RUN'), warnings_only():
         scorer = text_scorer(run, chat=True, may_be_code=True)
     named = [texts_of(record, where) for where, record in found]
     others = []  # {field: value} to copy to the output, such as an id
     for (_, record), (_, responses) in zip(found, named, strict=True):
-        others.append(fields.columns(record, (*_RESPONSES, *responses, *OF_SAMPLES)))
+        others.append(messages.columns(record, (*_RESPONSES, *responses, *OF_SAMPLES)))
     if scorer is not None:
         scores, notes = _by_texts(scorer, named, others), []
     else:
         scores, notes = _by_tokens(run, found, named, too_long)
-    is_table = sys.stdout.isatty()
-    if is_table:
-        click.echo(_row('score', '', 'query', 'text'))
-    for columns, (query, responses) in zip(others, named, strict=True):
+    for columns, (_, responses) in zip(others, named, strict=True):
         row = dict(columns)
-        for name, text in responses.items():
-            of_response = next(scores)
-            row |= {f'{name}{suffix}': value for suffix, value in of_response.items()}
-            if is_table:
-                numbers = [value for value in of_response.values() if value is not None]
-                cell = ' ± '.join(f'{number:.3f}' for number in numbers) or '-'
-                click.echo(_row(cell, 'response' if name == 'score' else name, query, text))
-        if not is_table:
-            click.echo(json.dumps(row))
+        for name in responses:
+            row |= {f'{name}{suffix}': value for suffix, value in next(scores).items()}
+        click.echo(json.dumps(row))
     for note in notes:
         click.echo(f'note: {note}', err=True)
-
-
-def _row(score: str, name: str, query: str, text: str) -> str:
-    """Return a row of the table, as wide as the terminal."""
-    left = max(40, shutil.get_terminal_size((100, 24)).columns - 29)  # columns for both texts
-    of_query = left // 3
-    shown = f'{_fitted(query, of_query):{of_query}}  {_fitted(text, left - of_query)}'
-    return f'{score:>15} {name:10} {shown}'
-
-
-def _fitted(text: str, width: int) -> str:
-    """Return a text in one line of at most `width` characters, safe to print."""
-    shown = printable(' '.join(text.split()))
-    return shown if len(shown) <= width else f'{shown[: width - 1]}…'
 
 
 def _by_texts(
@@ -104,12 +77,13 @@ def _by_tokens(
 ) -> tuple[Iterator[Scores], list[str]]:
     """Return (scores of each response, notes for the user), by a model that reads tokens."""
     saved = saved_model(run)
-    encoding = saved.encoding
-    tokeniser = Tokeniser(encoding, _task_of(run), too_long, option='--too_long')
+    tokeniser = Tokeniser(saved.encoding, _task_of(run), too_long, option='--too_long')
     pairs: list[Pair | None] = []
-    for (where, record), (query, responses) in zip(found, named, strict=True):
+    for (where, _), (query, responses) in zip(found, named, strict=True):
         try:
-            pairs += _tokens(record, where, (query, responses), tokeniser, encoding)
+            tokens = tokeniser.fitted('query', query, where)
+            for text in responses.values():
+                pairs.append((tokens, tokeniser.fitted('response', text, where)))
         except Skipped:
             pairs += [None] * len(responses)
     with warnings_only():
@@ -129,36 +103,18 @@ def _task_of(run: str) -> TaskHParams:
     raise UserError(f'{run} has no {REWARD.settings}, which says how long texts may be')
 
 
-def _tokens(
-    record: Any, where: str, named: Named, tokeniser: Tokeniser, encoding: Encoding
-) -> list[Pair]:
-    """Return [(query tokens, response tokens)]; reuse the tokens of samples from `sample`."""
-    query, responses = named
-    # A sample may hold tokens after its end, which no reward has seen.
-    of_response, after_end = record.get('response_tokens'), record.get('tokens_after_end')
-    if isinstance(of_response, list) and type(after_end) is int and after_end > 0:
-        of_response = of_response[:-after_end]
-    known = token_ids.tokens_of(record.get('query_tokens'), query, encoding)
-    query_tokens = tokeniser.fitted('query', query, where, known)
-    found = []
-    for text in responses.values():
-        known = token_ids.tokens_of(of_response, text, encoding)
-        found.append((query_tokens, tokeniser.fitted('response', text, where, known)))
-    return found
-
-
 def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
     """Return the query of a record, and {column of its score: response}."""
     if 'chosen' in record:
         query, samples = preferences.preference(record, where)
         return query, dict(zip(('chosen', 'rejected'), samples, strict=True))
-    query = fields.text_field(record, fields.query_field(record, where) or 'prompt', where)
-    query = fields.after_system(record, query, where)
+    query = messages.text_field(record, messages.query_field(record, where) or 'prompt', where)
+    query = messages.after_system(record, query, where)
     for name in _RESPONSES:
         if name in record:
-            return query, {'score': fields.text_field(record, name, where)}
+            return query, {'score': messages.text_field(record, name, where)}
     names = itertools.takewhile(record.__contains__, map('sample{}'.format, itertools.count()))
-    responses = {name: fields.text_field(record, name, where) for name in names}
+    responses = {name: messages.text_field(record, name, where) for name in names}
     if not responses:
         raise UserError(
             f'{where} has nothing to score: neither response, completion, sample or sample0, nor'

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lm_human_preferences.datasets import fields, messages
+from lm_human_preferences.datasets import messages
 from lm_human_preferences.datasets.messages import (
     USER,
     Message,
@@ -26,7 +26,7 @@ PAIR = ('chosen', 'rejected')
 def preference(record: Mapping[str, Any], where: str) -> tuple[str, tuple[str, str]]:
     """Return (query, (chosen, rejected response)) of a record; UserError if it lacks a pair."""
     if all(isinstance(record.get(name), str) for name in PAIR):
-        chosen, rejected = (fields.text_field(record, name, where) for name in PAIR)
+        chosen, rejected = (messages.text_field(record, name, where) for name in PAIR)
         if _is_transcript(chosen) and _is_transcript(rejected):
             return _split_transcripts(record, chosen, rejected, where)
         return _query(record, [], where), (chosen, rejected)
@@ -60,8 +60,8 @@ def _split_transcripts(
     record: Mapping[str, Any], chosen: str, rejected: str, where: str
 ) -> tuple[str, tuple[str, str]]:
     """Return (query, responses), which begin with the first assistant turn that differs."""
-    field = fields.query_field(record, where)
-    if field is not None and not fields.is_empty(record[field]):
+    field = messages.query_field(record, where)
+    if field is not None and not messages.is_empty(record[field]):
         raise UserError(
             f"{where}: 'chosen' and 'rejected' are whole transcripts, which hold the query, beside"
             f' the field {field!r}: leave that out, or all of them but the answers'
@@ -71,17 +71,17 @@ def _split_transcripts(
     if turn <= same.rfind(HUMAN):
         raise UnusableError(f'{where}: both transcripts differ first in a turn of the human')
     end = turn + len(ASSISTANT)
-    return fields.after_system(record, chosen[:end], where), (chosen[end:], rejected[end:])
+    return messages.after_system(record, chosen[:end], where), (chosen[end:], rejected[end:])
 
 
 def _query(record: Mapping[str, Any], shared: list[Message], where: str) -> str:
     """Return the query of a record as text. shared: messages that begin both dialogues, if any."""
-    field = fields.query_field(record, where) or 'prompt'
+    field = messages.query_field(record, where) or 'prompt'
     prompt = as_plain(record.get(field), where)
-    if prompt is None and not (shared and fields.is_empty(record.get(field))):
-        text = fields.text_field(record, field, where)
+    if prompt is None and not (shared and messages.is_empty(record.get(field))):
+        text = messages.text_field(record, field, where)
         if not shared:
-            return fields.after_system(record, text, where)
+            return messages.after_system(record, text, where)
         prompt = [{'role': USER, 'content': text}]
     # The longer list may have more messages at its beginning, such as one of the system.
     fewer, query = sorted((shared, prompt or []), key=len)
@@ -90,7 +90,7 @@ def _query(record: Mapping[str, Any], shared: list[Message], where: str) -> str:
             f'{where}: both dialogues begin with another query than the field {field!r}: leave that'
             ' out, or all of them but the answers'
         )
-    system = fields.system_message(record, where)
+    system = messages.system_message(record, where)
     if _comparable(query[: len(system)]) != _comparable(system):
         query = [*system, *query]
     return query_text(query, where)

@@ -4,7 +4,7 @@
     {"prompt", "chosen", "rejected"}              see preferences.py
 
 Both may have an "id", and a "labeller" who gave the answer. The query may have any of the names in
-fields.QUERIES; a field "system" has the message before the query. A file is a JSON array, JSON
+messages.QUERIES; a field "system" has the message before the query. A file is a JSON array, JSON
 lines, or a table (.csv, .tsv) whose columns are the fields.
 """
 
@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from lm_human_preferences import storage
-from lm_human_preferences.datasets import fields
-from lm_human_preferences.datasets.fields import QUERIES, SYSTEMS, after_system, text_field
+from lm_human_preferences.datasets import messages
+from lm_human_preferences.datasets.messages import QUERIES, SYSTEMS, after_system, text_field
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import TIE, LabelType, Value
 from lm_human_preferences.labels.answers import BAD, GIVEN_BY, GIVEN_IDS, ID
@@ -82,7 +82,7 @@ def parse(
     record: Mapping[str, Any], where: str, label_type: LabelType, needs_answer: bool = True
 ) -> TextLabel:
     """Parse a record as a label; UserError, which names `where`, for an unknown format."""
-    id = None if fields.is_empty(record.get(ID)) else record[ID]
+    id = None if messages.is_empty(record.get(ID)) else record[ID]
     if not matches_schema(id, GIVEN_IDS):
         raise UserError(f'{where}, field {ID!r} must be a whole number or a text, not {id!r:.80}')
     about = {'labeller': _labeller(record.get(GIVEN_BY)), 'id': id, 'where': where}
@@ -103,7 +103,7 @@ def parse(
             f' {", ".join(map(str, record)):.80}, and needs {own} and {label_type.field}, or'
             f' prompt, chosen and rejected; {EXAMPLES}'
         )
-    name = fields.query_field(record, where) or 'query'
+    name = messages.query_field(record, where) or 'query'
     query = after_system(record, text_field(record, name, where), where)
     samples = tuple(text_field(record, name, where) for name in label_type.samples)
     answer = _answer(record, where, label_type, needs_answer)
@@ -117,7 +117,7 @@ def unread(record: Mapping[str, Any], label_type: LabelType) -> set[str]:
     known = {*QUERIES, *SYSTEMS, ID, GIVEN_BY, *texts}
     if label_type.can_tie:
         known.add(BAD)
-    return {str(name) for name in record.keys() - known if not fields.is_empty(record[name])}
+    return {str(name) for name in record.keys() - known if not messages.is_empty(record[name])}
 
 
 def _answer(
@@ -144,7 +144,7 @@ def _labeller(value: Any) -> str | None:
 
     A value that cannot be a name, such as an e-mail address, becomes a name with its digest.
     """
-    if fields.is_empty(value):
+    if messages.is_empty(value):
         return None
     name = re.sub(r'^(\d+)\.0$', r'\1', str(value).strip())  # tables write numbers so
     if LABELLER.fullmatch(name):

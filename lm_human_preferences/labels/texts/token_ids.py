@@ -44,15 +44,6 @@ def check_ids(value: Any, encoding: Encoding, where: str) -> None:
         )
 
 
-def tokens_of(tokens: Any, text: str, encoding: Encoding) -> list[int] | None:
-    """Return `tokens` without padding if they decode to `text`, else None."""
-    if not are_ids(tokens, encoding):
-        return None
-    encoder = encoding.get_encoder()
-    real = encoder.without_padding(tokens)
-    return real if encoder.decode(real) == text else None
-
-
 def as_texts(
     label: dict[str, Any], label_type: LabelType, encoding: Encoding, where: str
 ) -> dict[str, Any]:

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lm_human_preferences import label_types
-from lm_human_preferences.datasets.fields import is_empty
-from lm_human_preferences.datasets.messages import UnusableError
+from lm_human_preferences.datasets.messages import UnusableError, is_empty
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.hparams.task_options import TaskHParams
@@ -15,7 +14,7 @@ from lm_human_preferences.labels.texts import preferences, records
 from lm_human_preferences.labels.texts.records import TextLabel, Tokens
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoding
-from lm_human_preferences.utils.terminal import printable
+from lm_human_preferences.utils.streams import printable
 
 # {name of a count in Tokeniser.counts: line for the user}
 NOTES = {
@@ -48,20 +47,17 @@ class Tokeniser:
         self.counts: collections.Counter[str] = collections.Counter()
         self.unread: collections.Counter[str] = collections.Counter()  # {ignored field: count}
 
-    def fitted(
-        self, kind: str, text: str, where: str, tokens: list[int] | None = None
-    ) -> list[int]:
+    def fitted(self, kind: str, text: str, where: str) -> list[int]:
         """Return the unpadded tokens of a 'query' or a 'response'.
 
-        tokens: those of `text`, if they are known. UserError, or Skipped, if they do not fit.
+        UserError, or Skipped, if they do not fit.
         """
         most = self.lengths[kind]
-        if tokens is None:
-            try:
-                text.encode()  # fails for lone surrogates, which JSON can hold
-                tokens = self.encoder.encode(text)
-            except (UnicodeEncodeError, UserError) as e:
-                raise UserError(f'{where} cannot be read as text: {e}') from e
+        try:
+            text.encode()  # fails for lone surrogates, which JSON can hold
+            tokens = self.encoder.encode(text)
+        except (UnicodeEncodeError, UserError) as e:
+            raise UserError(f'{where} cannot be read as text: {e}') from e
         if not tokens and kind == 'query':
             if self.encoder.eot_token is None:
                 raise UserError(f'{where} has an empty query: the model needs at least one token')

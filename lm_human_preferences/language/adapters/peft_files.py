@@ -220,17 +220,10 @@ def base_of(directory: str) -> str:
     return f'{name}@{revision}' if is_on_hub else name
 
 
-def write(
-    directory: str,
-    saved: Any,
-    scope: str,
-    base_of: Callable[[Record], str],
-    head: torch.Tensor | None = None,
-) -> str:
-    """Save the adapters of a model in PEFT's format; UserError if it has none.
+def write(directory: str, saved: Any, scope: str, base_of: Callable[[Record], str]) -> str:
+    """Save the adapters of a language model in PEFT's format; UserError if it has none.
 
-    head: weight (n_embd,) of a classifier to save with them; None: no classifier. base_of: returns
-    the path or hf://ORG/NAME@COMMIT of a base that PEFT can load.
+    base_of: returns the path or hf://ORG/NAME@COMMIT of a base that PEFT can load.
 
     Return the path of the base, or its name on the hub.
     """
@@ -253,15 +246,13 @@ def write(
     tensors = {}
     for name, adapter in adapters.items():
         tensors[f'{PREFIX}{name.removeprefix(CAUSAL_LM)}.weight'] = adapter.detach()
-    if head is not None:
-        tensors[f'{PREFIX}score.weight'] = head.unsqueeze(0).float()
     base, revision = base_of(of_base), None
     if storage.is_hub(base):
         base, _, revision = base.removeprefix(storage.HUB).partition('@')
     layers = {name.rpartition('.')[0].removeprefix(CAUSAL_LM) for name in adapters}
     config = {
         'peft_type': 'LORA',
-        'task_type': 'CAUSAL_LM' if head is None else 'SEQ_CLS',
+        'task_type': 'CAUSAL_LM',
         'base_model_name_or_path': base,
         'revision': revision or None,
         'r': options.rank,
@@ -270,7 +261,7 @@ def write(
         'target_modules': sorted(layers),
         'fan_in_fan_out': of_base.transposed,
         'bias': 'none',
-        'modules_to_save': None if head is None else ['score'],
+        'modules_to_save': None,
         'inference_mode': True,
     }
     os.makedirs(directory, exist_ok=True)

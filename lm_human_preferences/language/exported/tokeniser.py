@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 
 from lm_human_preferences import storage
-from lm_human_preferences.datasets.letters import LETTERS
+from lm_human_preferences.datasets.registry import LETTERS
 from lm_human_preferences.language.encodings import (
     BYTE_PAIR_FILES,
     END_OF_TEXT,
