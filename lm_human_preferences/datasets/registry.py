@@ -38,6 +38,7 @@ def _letters(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
         yield ''.join(rng.choices(LETTERS, k=TEXT_LENGTH))
 
 
+_LETTERS = SimpleNamespace(generator=_letters)
 _HERE = 'lm_human_preferences.datasets'
 _BUILTIN = (
     DatasetInfo(
@@ -47,13 +48,7 @@ _BUILTIN = (
     DatasetInfo(
         'tldr', 'Reddit posts whose authors added a summary', f'{_HERE}.tldr', downloaded=True
     ),
-    DatasetInfo(
-        'test',
-        'random letters, for tests',
-        module='',
-        seed_per_run=True,
-        loaded=SimpleNamespace(generator=_letters),
-    ),
+    DatasetInfo('test', 'random letters, for tests', '', seed_per_run=True, loaded=_LETTERS),
     DatasetInfo(
         'reviews', 'film reviews from a small grammar', f'{_HERE}.reviews', is_enumerable=True
     ),

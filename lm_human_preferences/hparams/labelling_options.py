@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from lm_human_preferences.hparams.command_options import BEST_OF, JUDGE, RewardOfRunHParams
-from lm_human_preferences.hparams.reward_options import TOO_LONG
+from lm_human_preferences.hparams.reward_options import MOST_AT_A_TIME, TOO_LONG
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
 
@@ -28,13 +28,17 @@ class AskHParams(hyperparams.HParams):
     against: str | None = option(
         None, 'second policy, for half of the samples; no training reads these answers', path=True
     )
-    best_of: int = option(1, f'each sample of the policy is {BEST_OF}', at_least=1)
+    best_of: int = option(
+        1, f'each sample of the policy is {BEST_OF}', at_least=1, at_most=MOST_AT_A_TIME
+    )
     judge: str | None = option(None, f'choose by another reward: {JUDGE}', path=True)
     rewards: RewardOfRunHParams = field(default_factory=RewardOfRunHParams)
     instructions: str | None = option(
         None, 'text file with instructions for the labellers; None: two sentences', path=True
     )
-    batch_size: int = option(64, 'queries to sample responses for at a time', at_least=1)
+    batch_size: int = option(
+        64, 'queries to sample responses for at a time', at_least=1, at_most=MOST_AT_A_TIME
+    )
     seed: int = option(1, 'seed of the sampling')
     questions: str | None = option(
         None, 'ask what is in this file of texts, one record a line, instead of sampling', path=True

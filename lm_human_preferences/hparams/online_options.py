@@ -111,12 +111,6 @@ class OnlineHParams(hyperparams.HParams):
             self.initial is not None and self.initial > self.labels,
             '{initial=} is more than {labels=}',
         )
-        schedule = self.schedule(1)
-        yield (
-            self.retrainings > schedule.labels - schedule.initial,
-            f'{{retrainings=}}: only {schedule.labels - schedule.initial} labels come after the'
-            ' first training; use fewer',
-        )
         yield self.error and self.asks_people, '{error=} is for another {source} than people'
 
     def schedule(self, steps: int) -> Schedule:

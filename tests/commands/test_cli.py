@@ -212,8 +212,6 @@ train_policy test nm --ppo.batch_size 32 --ppo.total_episodes 32 --rewards.adapt
     use a horizon above 6, or smaller batches
 train_reward test nm --normalize_samples 1 --rollout_batch_size 1
     --normalize_samples 1 with --rollout_batch_size 1
-train_policy test nm --rewards.online.labels 16
-    --rewards.online.retrainings 19: only 12 labels come after the first training
 """
 
 
@@ -237,6 +235,8 @@ sample --save_dir x --prompt \udcff
     --prompt must be texts (str), got ('\\udcff',)
 sample --save_dir x --output az://a/b/c.jsonl
     --output 'az://a/b/c.jsonl': give the name of a local file
+sample --save_dir x --batch_size 2_000_000
+    --batch_size must be at most 1000000, got 2000000
 sample --save_dir x
     --save_dir x is not a run of train_policy: it has no train_policy_hparams.json
 sample --model x
