@@ -20,7 +20,7 @@ import launch  # noqa: E402
 import sample  # noqa: E402
 from lm_human_preferences.cli import program, user_settings  # noqa: E402
 from lm_human_preferences.datasets import registry  # noqa: E402
-from lm_human_preferences.hparams import labelling_options  # noqa: E402
+from lm_human_preferences.hparams import command_options  # noqa: E402
 from lm_human_preferences.utils import hyperparams  # noqa: E402
 
 PAGE = ROOT / 'docs/options.md'
@@ -101,7 +101,7 @@ def tables() -> dict[str, program.Fields]:
     return {
         **trainings,
         'Sampling': _without(_commands(sample.cli)['sample'].fields, 'task.'),
-        'Asking': user_settings.settable(labelling_options.AskHParams),
+        'Asking': user_settings.settable(command_options.AskHParams),
         'Other commands': _of_other_commands(commands),
     }
 
@@ -110,7 +110,7 @@ def _of_other_commands(commands: dict[str, program.Command]) -> program.Fields:
     """The options of commands that have few, by command and option."""
     names = ('evaluate', 'label', 'labels', 'score', 'export', 'report')
     fields = {name: _without(commands[name].fields, 'web.') for name in names}
-    fields['import_labels'] = hyperparams.fields(labelling_options.ImportHParams)
+    fields['import_labels'] = hyperparams.fields(command_options.ImportHParams)
     return {f'{name} --{key}': field for name in fields for key, field in fields[name].items()}
 
 

@@ -11,7 +11,7 @@ import click
 from lm_human_preferences.cli import launch, user_settings
 from lm_human_preferences.cli.launch import job_command
 from lm_human_preferences.cli.program import Command
-from lm_human_preferences.hparams import labelling_options, policy_options, reward_options
+from lm_human_preferences.hparams import command_options, policy_options, reward_options
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial
 
@@ -64,7 +64,7 @@ def label_commands(
 
     settings: function that returns all experiments' settings, to suggest the next training command.
     """
-    options = labelling_options
+    options = command_options
     of_experiment = functools.partial(_experiment_command, reward_experiments, settings)
 
     def command(name: str, *details: Any, **more: Any) -> Command:
@@ -82,7 +82,7 @@ def label_commands(
         command(
             'labels',
             'commands.report_labels:report_labels',
-            options.ReportHParams,
+            options.LabelsHParams,
             ['folder'],
             more=lambda: {'experiments': settings()},
         ),

@@ -15,7 +15,7 @@ import click
 
 from lm_human_preferences import shell
 from lm_human_preferences.errors import UserError, option_renamed
-from lm_human_preferences.hparams.labelling_options import LabelHParams, WebHParams
+from lm_human_preferences.hparams.command_options import LabelHParams, WebHParams
 from lm_human_preferences.label_types.base import BAD_KEY, TIE_KEY
 from lm_human_preferences.labels.answers import REASONS, Answer
 from lm_human_preferences.labels.folder import LabelFolder, Question

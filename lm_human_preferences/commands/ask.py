@@ -10,7 +10,7 @@ from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.commands.sampler import Source, warnings_only
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError, about_option
-from lm_human_preferences.hparams.labelling_options import AskHParams
+from lm_human_preferences.hparams.command_options import AskHParams
 from lm_human_preferences.hparams.policy_options import Experiments
 from lm_human_preferences.hparams.reward_options import CommandHParams as HParams
 from lm_human_preferences.labels.folder import (

@@ -27,7 +27,7 @@ def report_labels(
     without: str | None = None,
     reward: str | None = None,
 ) -> None:
-    """Print the report on a folder, and write the files that are asked for; see ReportHParams."""
+    """Print the report on a folder, and write the files that are asked for; see LabelsHParams."""
     for option, path in (('--export', export), ('--output', output)):
         if path is not None:
             with about_option(option):

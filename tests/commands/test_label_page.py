@@ -22,7 +22,7 @@ from page_client import Client, Server
 
 from lm_human_preferences.commands import answer_questions
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.labelling_options import WebHParams
+from lm_human_preferences.hparams.command_options import WebHParams
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.page import server
 

@@ -9,7 +9,7 @@ from label_folders import HEADER, TASK
 from page_client import Client
 
 import launch
-from lm_human_preferences.hparams.labelling_options import LabelHParams, WebHParams
+from lm_human_preferences.hparams.command_options import LabelHParams, WebHParams
 from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.page.server import LabelServer

@@ -6,7 +6,7 @@ from lm_human_preferences import lm_tasks
 from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.commands.ask import check_folder, task_record
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.labelling_options import ImportHParams
+from lm_human_preferences.hparams.command_options import ImportHParams
 from lm_human_preferences.hparams.policy_options import Experiments
 from lm_human_preferences.hparams.reward_options import CommandHParams as HParams
 from lm_human_preferences.labels.folder import QuestionWriter, is_folder

@@ -29,7 +29,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.labelling_options import PUBLIC_URL, WebHParams
+from lm_human_preferences.hparams.command_options import PUBLIC_URL, WebHParams
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import Refused
 from lm_human_preferences.labels.page.service import LabellingService
