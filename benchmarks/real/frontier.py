@@ -19,7 +19,6 @@ import plots
 
 from lm_human_preferences import rewards
 from lm_human_preferences.evaluation import comparison, measure, optimum, report
-from lm_human_preferences.machine import products
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.ppo import ScoreFn
 from lm_human_preferences.reward_sources import loading
@@ -122,8 +121,7 @@ def main() -> None:
         source = source_of(run_settings.load_run_hparams(run))
         task = source.task
         policy, reference = measure.load_policies(run, task)
-        kind = 'fp32' if products.note_on_bf16('bf16') else 'bf16'
-        precision.configure_for(policy.model.sizes.n_embd, kind)
+        precision.configure_for(policy.model.sizes.n_embd, 'fp32')
         judge = loading.load_judge(JUDGE, policy.trained_model.encoding, task)
         score = rewards.make_score_fn(task, judge)
         queries = measure.queries_of(source, policy.encoder, None)

@@ -20,7 +20,6 @@ from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.adapters import layers
 from lm_human_preferences.language.encodings import Encoder
-from lm_human_preferences.machine import products
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.training import precision as precisions
@@ -86,8 +85,6 @@ def _checked_encoder(source: Source, precision: str, *, is_original: bool) -> En
         print('hparams', source.settings)
         hyperparams.dump(sizes, name='model_hparams')
     precisions.configure_for(sizes.n_embd, precision)
-    if note := products.note_on_bf16(precision):
-        print(note)
     lm_tasks.check_lengths(source.settings.task, encoder, sizes)
     return encoder
 

@@ -11,13 +11,10 @@ from lm_human_preferences.utils.core import default_device
 Library = Literal['default', 'onednn']
 LIBRARIES = get_args(Library)
 
-LARGEST_ERROR = 1e-6  # largest accepted relative error of a float32 product
+ROUNDING = {'amx_bf16', 'bf16'}  # processor features with which oneDNN rounds to bf16
 # A network no wider than this is fastest on one thread with PyTorch's default library. oneDNN makes
 # a kernel for each new number of tokens, so a first run takes 12 % more time and twice the memory.
 TINY_WIDTH = 128
-
-# Processor features with which bf16 was measured to be faster than fp32
-FAST_BF16 = ('avx512_bf16', 'amx_bf16', 'bf16')
 
 _matmul: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -26,11 +23,8 @@ def choose(n_embd: int) -> Library:
     """Return the library for a network of width `n_embd` on this machine; 'default' on a GPU."""
     if default_device().type != 'cpu' or n_embd <= TINY_WIDTH:
         return 'default'
-    return faster_library(processors.this_processor())
-
-
-def faster_library(processor: Processor) -> Library:
-    """Return the library for wide networks: oneDNN on processors where that was measured."""
+    # oneDNN was measured to be faster there.
+    processor = processors.this_processor()
     is_amd_with_bf16 = processor.vendor == processors.AMD and 'avx512_bf16' in processor.features
     return 'onednn' if is_amd_with_bf16 else 'default'
 
@@ -48,26 +42,5 @@ def prepacked_rows(processor: Processor, library: Library) -> range:
 
 def select(library: Library) -> None:
     """Let `library` multiply float32 matrices on the CPU of this process."""
-    # PyTorch uses oneDNN if rounding to bf16 is allowed; oneDNN rounds only on CPUs with AMX.
+    # PyTorch uses oneDNN if rounding to bf16 is allowed, which most processors cannot do.
     _matmul.fp32_precision = 'bf16' if library == 'onednn' else 'none'
-
-
-def error_of_a_product() -> float:
-    """Return the relative error of a float32 product by the selected library."""
-    a, b = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(0))
-    exact = a.double() @ b.double()
-    return ((a @ b - exact).norm() / exact.norm()).item()
-
-
-def note_on_bf16(precision: str) -> str | None:
-    """Return a line for the user where bf16 is slower than fp32 on this processor, else None."""
-    processor = processors.this_processor()
-    fast = {*FAST_BF16}
-    if processor.vendor == processors.INTEL:
-        fast.remove('avx512_bf16')  # on Intel, bf16 is slower with it than fp32
-    is_fast = not fast.isdisjoint(processor.features)
-    if precision != 'bf16' or default_device().type != 'cpu' or is_fast:
-        return None
-    return (
-        f'note: {processor.model} has no fast instructions for bf16: precision fp32 is faster here'
-    )

@@ -9,7 +9,7 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.language.adapters import shared
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.language.network import Network
-from lm_human_preferences.machine import process, products
+from lm_human_preferences.machine import process
 from lm_human_preferences.plan.phases import Plan, Settings
 from lm_human_preferences.training import precision
 from lm_human_preferences.training.model_sizes import Sizes
@@ -51,14 +51,12 @@ def check_queries(plan: Plan, encoder: Encoder) -> list[str]:
 
 
 def notes(settings: Settings) -> list[str]:
-    """Return notes for the user: on a precision that is slow here, on a KL coefficient of 0."""
-    names = dict.fromkeys(_precisions(settings))
-    found = list(map(products.note_on_bf16, names))
+    """Return a note for the user on a KL coefficient of 0."""
     rewards = settings.policy and settings.policy.rewards
     if rewards and rewards.adaptive_kl and not rewards.kl_coef:
         kl_coef = rewards.setting('kl_coef')
-        found.append(f'note: {kl_coef} stays 0 however it adapts: the KL costs nothing')
-    return list(filter(None, found))
+        return [f'note: {kl_coef} stays 0 however it adapts: the KL costs nothing']
+    return []
 
 
 def _precisions(settings: Settings) -> list[str]:

@@ -82,8 +82,11 @@ def configure(
         )
         return _kernels
     process.keep_freed_memory()
-    library = _select(library)
-    few_rows = products.prepacked_rows(processors.this_processor(), library)
+    processor = processors.this_processor()
+    if not products.ROUNDING.isdisjoint(processor.features):
+        library = 'default'
+    products.select(library)
+    few_rows = products.prepacked_rows(processor, library)
     _kernels = Kernels(
         library=library,
         reduced=reduced,
@@ -93,15 +96,6 @@ def configure(
         vocabulary_piece=_VOCABULARY_PIECE if library == 'default' else None,
     )
     return _kernels
-
-
-def _select(library: Library) -> Library:
-    """Select `library`, or PyTorch's default if `library` is inexact; return the selected one."""
-    products.select(library)
-    if library == 'onednn' and products.error_of_a_product() > products.LARGEST_ERROR:
-        library = 'default'
-        products.select(library)
-    return library
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import attention, model
 from lm_human_preferences.language.decoding import Decoding
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.machine import products
+from lm_human_preferences.machine import processors, products
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.training import precision, vocabulary
 from lm_human_preferences.training.optimizer import Adam
@@ -130,7 +130,8 @@ def test_heads_that_share_keys(queries, groups):
 
 
 def test_products_that_lose_digits_are_not_taken(monkeypatch):
-    monkeypatch.setattr(products, 'error_of_a_product', lambda: 1e-3)
+    rounding = processors.Processor('an', 'AMD', ('avx512_bf16', 'amx_bf16'))
+    monkeypatch.setattr(processors, 'this_processor', lambda: rounding)
     kernels = precision.configure('fp32', CPU, 'onednn')
     assert torch.backends.mkldnn.matmul.fp32_precision == 'none'
     assert kernels.library == 'default' and kernels.fuses_attention

@@ -2,9 +2,7 @@
 
 import pytest
 import torch
-from command_line import invoke
 
-import sample
 from lm_human_preferences import session
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed.comm import Comm
@@ -21,28 +19,28 @@ ARM = 'processor\t: 0\nFeatures\t: fp asimd {}\nCPU implementer\t: 0x41\nCPU par
 AVX512 = 'avx2 avx512f avx512bw avx512vl avx512dq avx512_vnni'
 AMD, INTEL = 'AuthenticAMD', 'GenuineIntel'
 MANY, FEW, NONE = range(1, 65), range(2, 33), range(0)
-# {kind: /proc/cpuinfo, its library, rows for prepacked weights, is its bf16 fast}
+# {kind: /proc/cpuinfo, its library, rows for prepacked weights}
 KINDS = {
-    'AMD with bf16': (X86.format(AMD, f'{AVX512} avx512_bf16'), 'onednn', MANY, True),
-    'Intel without bf16': (X86.format(INTEL, AVX512), 'default', FEW, False),
-    'AMX': (X86.format(INTEL, f'{AVX512} avx512_bf16 amx_bf16'), 'default', FEW, True),
-    'Intel with bf16': (X86.format(INTEL, f'{AVX512} avx512_bf16'), 'default', FEW, False),
-    'AVX2 only': (X86.format(AMD, 'avx2'), 'default', FEW, False),
-    'another with AVX-512': (X86.format('HygonGenuine', AVX512), 'default', NONE, False),
-    'ARM with bf16': (ARM.format('sve bf16', '0xd40'), 'default', NONE, True),
+    'AMD with bf16': (X86.format(AMD, f'{AVX512} avx512_bf16'), 'onednn', MANY),
+    'Intel without bf16': (X86.format(INTEL, AVX512), 'default', FEW),
+    'AMX': (X86.format(INTEL, f'{AVX512} avx512_bf16 amx_bf16'), 'default', FEW),
+    'Intel with bf16': (X86.format(INTEL, f'{AVX512} avx512_bf16'), 'default', FEW),
+    'AVX2 only': (X86.format(AMD, 'avx2'), 'default', FEW),
+    'another with AVX-512': (X86.format('HygonGenuine', AVX512), 'default', NONE),
+    'ARM with bf16': (ARM.format('sve bf16', '0xd40'), 'default', NONE),
 }
 
 
-@pytest.mark.parametrize('text, library, rows, is_fast', KINDS.values(), ids=KINDS)
-def test_kinds_of_processors(monkeypatch, text, library, rows, is_fast):
-    """Their library, the rows for which they take prepacked weights, and a note on bf16."""
-    processor = processors.parse_cpuinfo(text)
-    assert products.faster_library(processor) == library
+@pytest.mark.parametrize('kind', KINDS)
+def test_kinds_of_processors(machine, kind):
+    """Their library, and the rows for which they take prepacked weights."""
+    text, library, rows = KINDS[kind]
+    machine(kind)
+    processor = processors.this_processor()
+    assert products.choose(768) == library
+    assert products.choose(128) == 'default'
     assert ('avx512f' in text) == bool(products.prepacked_rows(processor, 'onednn'))
     assert products.prepacked_rows(processor, library) == rows
-    monkeypatch.setattr(processors, 'this_processor', lambda: processor)
-    assert (products.note_on_bf16('bf16') is None) == is_fast
-    assert products.note_on_bf16('fp32') is None
 
 
 @pytest.mark.parametrize(
@@ -64,28 +62,6 @@ def machine(monkeypatch):
         monkeypatch.setattr(processors, 'this_processor', lambda: processor)
 
     return pretend
-
-
-def test_tiny_networks_take_the_default(machine):
-    machine('AMD with bf16')
-    assert products.choose(32) == products.choose(128) == 'default'
-    assert products.choose(768) == 'onednn'
-
-
-POLICY = 'train_policy test bf16 --ppo.batch_size 8 --ppo.total_episodes 8'
-BF16 = '--run.precision bf16'
-
-
-def test_slow_bf16_is_noted_once(machine, tmp_path):
-    machine('Intel without bf16')
-    note = products.note_on_bf16('bf16')
-    dry_run = f'{POLICY} {BF16} --rewards.train_new_model.run.precision bf16 --dry_run'
-    assert invoke(f'{dry_run} --save_dir None').output.splitlines().count(note) == 1
-    trained = f'{POLICY} {BF16} --mpi 1 --save_dir {tmp_path} --rewards.trained_model test'
-    lines = invoke(f'{trained} --rewards.train_new_model off').output.splitlines()
-    assert lines[0] == note and lines.count(note) == 1
-    words = f'sample --save_dir {tmp_path}/bf16 --nsamples 1 --mpi 1 --precision bf16'
-    assert note in invoke(words, sample.cli).output
 
 
 def kept(library=None):
