@@ -13,7 +13,7 @@ from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.adapters import layers as adapters
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.language.network import HEADS, Network
-from lm_human_preferences.language.weights import Weights, check_size, load_parameters
+from lm_human_preferences.language.weights import Weights, load_parameters
 from lm_human_preferences.ppo import ScoreFn
 from lm_human_preferences.reward_models.locations import SCOPE, reward_model_dir
 from lm_human_preferences.runs import run_files
@@ -182,7 +182,6 @@ class TrainedRewardModel(Scorer):
             super().__init__(saved.build(scope=SCOPE, scalar_heads=['reward']), encoding)
         else:
             weights = saved.open_weights()
-            check_size(sizes, weights)
             super().__init__((base or saved).create_like(saved, ['reward'], scope), encoding)
             self._load(weights, scope)
         self.requires_grad_(False).to(device or default_device())

@@ -156,15 +156,8 @@ class Bundle(collections.abc.Mapping[str, np.ndarray]):
 
     def shard_names(self) -> list[str]:
         """Return the base names of the data files with the tensors."""
-        return [os.path.basename(path) for path in self._shard_paths()]
-
-    def nbytes(self) -> int:
-        """Return the size of the data files with the tensors."""
-        return sum(len(_mapped(path)) for path in self._shard_paths())
-
-    def _shard_paths(self) -> list[str]:
         shards = {entry.shard for entry in self._entries.values()}
-        return [self._shard_path(shard) for shard in sorted(shards)]
+        return [os.path.basename(self._shard_path(shard)) for shard in sorted(shards)]
 
     def _shard_path(self, shard: int) -> str:
         if shard >= self._n_shards:

@@ -21,11 +21,9 @@ from lm_human_preferences.external_rewards.texts import LARGEST, Texts, TextScor
 from lm_human_preferences.language.causal_lm.library import (
     PretrainedWeights,
     config_of,
-    empty_model,
     explained,
 )
 from lm_human_preferences.language.tokenisers import failing
-from lm_human_preferences.language.weights import SLACK_BYTES
 from lm_human_preferences.storage.schema import matches_schema
 from lm_human_preferences.training import model_sizes
 from lm_human_preferences.utils.core import default_device
@@ -186,15 +184,6 @@ def read_config(directory: str) -> Any:
 def read_model(directory: str, config: Any) -> Any:
     """Load a classifier in float32; UserError unless the files have all of its weights."""
     weights = PretrainedWeights(directory, config, MODEL_CLASS)
-    # The model's size is compared with that of its files before memory is allocated for it.
-    with explained(weights.path), torch.device('meta'):
-        empty = empty_model(config, MODEL_CLASS)
-    needed = model_sizes.FLOAT * sum(parameter.numel() for parameter in empty.parameters())
-    if needed > SLACK_BYTES + 4 * weights.nbytes():
-        raise UserError(
-            f'{directory} holds {weights.nbytes()} bytes of weights, but its {CONFIG} describes'
-            f' {needed}'
-        )
     model = weights.model
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if value.is_floating_point() and not value.isfinite().all():

@@ -15,6 +15,7 @@ from lm_human_preferences.language import encodings, tokenisers
 from lm_human_preferences.language.adapters import peft_files
 from lm_human_preferences.language.adapters.weights import merged
 from lm_human_preferences.language.causal_lm.library import (
+    LibraryWeights,
     PretrainedWeights,
     config_of,
     empty_model,
@@ -33,10 +34,9 @@ from lm_human_preferences.language.network import HEADS, Network
 from lm_human_preferences.language.weights import (
     EMBEDDING,
     CheckpointWeights,
-    SafetensorsFiles,
     Weights,
     are_here,
-    check_size,
+    has_own_output_layer,
     listed,
     load_parameters,
     scoped,
@@ -222,18 +222,6 @@ class TrainedModel:
         """Load this model as a causal language model of transformers, without scalar heads."""
         return self.as_transformers(self.build(scope='model'))
 
-    def for_peft(self) -> PreTrainedModel:
-        """Load this model as above, but set `tie_word_embeddings` as in its config.json.
-
-        If True, PEFT uses the embedding rows that an adapter trains in the output layer, too.
-        """
-        model = self.to_transformers()
-        path = storage.join(str(self.savedir), CONFIG_FILE)
-        if storage.exists(path):
-            config = config_of(storage.read_json(path), path)
-            model.config.tie_word_embeddings = config.tie_word_embeddings
-        return model
-
     def as_transformers(self, network: Network) -> PreTrainedModel:
         """Return a network made by `create` as a causal language model of transformers."""
         return self.architecture.to_transformers(network)
@@ -253,15 +241,9 @@ class TrainedModel:
             )
         if self.is_random:
             return self.create(scalar_heads).initialize()
-        weights = self.checked_weights()
+        weights = self.open_weights()
         built = self.create(scalar_heads)
         return built.initialize(self.fill(built, weights, scope))
-
-    def checked_weights(self) -> Weights:
-        """Open the weights; UserError if the sizes describe a far larger model: see check_size."""
-        weights = self.open_weights()
-        check_size(self.architecture.sizes(), weights)
-        return weights
 
     def fill(self, built: Network, weights: Weights, scope: str) -> list[str]:
         """Load `weights` into `built`; return the names of head parameters that they lack."""
@@ -312,15 +294,25 @@ class TrainedModel:
         architecture = self.architecture
         assert self.savedir is not None
         if self._adapted is not None:
-            nbytes = self._adapted.open_weights().nbytes()
-            base_of = self._adapted.to_transformers
-            if not peft_files.changes_of(self.savedir):
-                base_of = self._adapted.for_peft
-            return peft_files.PeftWeights(self.savedir, base_of, nbytes)
+            path = storage.join(self.savedir, peft_files.WEIGHTS)
+            return LibraryWeights(path, self._merged)
         if is_saved_by_transformers(self.savedir):
             return architecture.saved_weights(storage.cached_directory(self.savedir))
         own = CheckpointWeights(self.savedir, architecture.variable_names, architecture.embedding)
         return merged(own, self.savedir, TrainedModel)
+
+    def _merged(self) -> PreTrainedModel:
+        """Return the base with the PEFT adapter in the directory merged into it."""
+        base, directory = self._adapted, self.savedir
+        assert base is not None and directory is not None
+        model = base.to_transformers()
+        path = storage.join(str(base.savedir), CONFIG_FILE)
+        if not peft_files.changes_of(directory) and storage.exists(path):
+            # If its config.json says that the output layer is tied to the embedding, PEFT adapts
+            # both of them where an adapter trains rows of the embedding.
+            config = config_of(storage.read_json(path), path)
+            model.config.tie_word_embeddings = config.tie_word_embeddings
+        return peft_files.merged(directory, model)
 
     def scope_in(self, weights: Weights) -> str:
         """Return the scope of the network in `weights`; '' if there is none, as in releases."""
@@ -370,7 +362,7 @@ def _has_own_output_layer(directory: str, config: Any) -> bool:
     """Return whether local weights have an untied output layer, though the config ties it."""
     if not isinstance(config, dict) or not config.get('tie_word_embeddings', True):
         return False
-    return are_here(directory) and SafetensorsFiles(directory).has_own_output_layer()
+    return are_here(directory) and has_own_output_layer(directory)
 
 
 def known_sizes(name: str) -> HParams | None:

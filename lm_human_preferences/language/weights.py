@@ -1,7 +1,5 @@
 """Weights of saved models, by this program's names: in TensorFlow checkpoints or safetensors."""
 
-import glob
-import math
 import os
 import re
 from abc import ABC, abstractmethod
@@ -14,15 +12,12 @@ import torch
 from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.names import VariableNames
-from lm_human_preferences.checkpointing.tf_bundle import Bundle, BundleError
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.runs.run_files import FROZEN_HEAD, SIZES
-from lm_human_preferences.training.model_sizes import FLOAT, Sizes
+from lm_human_preferences.runs.run_files import FROZEN_HEAD
 
 CAUSAL_LM = 'causal_lm.'  # prefix of our names for parameters of transformers models
 EMBEDDING = 'transformer.wte.weight'  # our name for GPT-2's token embedding
-SLACK_BYTES = 1 << 24  # bytes by which a model may always be larger than its file
-LAYER_BYTES = 10_000  # memory for a layer's modules, even if its parameters are few
 SAFETENSORS = 'model.safetensors'
 SAFETENSORS_INDEX = f'{SAFETENSORS}.index.json'  # if the tensors are in several files
 # Tensors to ignore: masks and rotary frequencies of older versions, and TRL's value head.
@@ -38,10 +33,6 @@ class Weights(ABC):
 
     @abstractmethod
     def __contains__(self, name: object) -> bool: ...
-
-    @abstractmethod
-    def nbytes(self) -> int:
-        """Return the number of bytes of all tensors in float32, without reading them."""
 
     @abstractmethod
     def name_of(self, name: str) -> str:
@@ -61,7 +52,7 @@ class Weights(ABC):
 
 
 class CheckpointWeights(Weights):
-    """Weights in the latest intact checkpoint in `directory` or its checkpoints/, also remote."""
+    """Weights in the latest checkpoint in `directory` or its checkpoints/, also remote."""
 
     def __init__(self, directory: str, names: VariableNames, embedding: str = EMBEDDING) -> None:
         self._bundle = open_bundle(directory)
@@ -71,9 +62,6 @@ class CheckpointWeights(Weights):
 
     def __contains__(self, name: object) -> bool:
         return self.name_of(str(name)) in self._bundle
-
-    def nbytes(self) -> int:
-        return self._bundle.nbytes()
 
     def name_of(self, name: str) -> str:
         return self._names.name_of(name)
@@ -95,49 +83,30 @@ class CheckpointWeights(Weights):
         return sorted(scopes)
 
 
-class SafetensorsFiles:
-    """A model's tensors in one or more safetensors files; UserError if missing or damaged."""
+def safetensors_of(directory: str) -> list[str]:
+    """Return the local paths of a model's safetensors, fetched if need be; UserError if none."""
+    names = [SAFETENSORS]
+    # A single file has priority, as in transformers, which leaves an older index beside it.
+    if not storage.exists(storage.join(directory, SAFETENSORS)):
+        index = storage.join(directory, SAFETENSORS_INDEX)
+        if not storage.exists(index):
+            raise UserError(
+                f'{directory} has neither {SAFETENSORS} nor {SAFETENSORS_INDEX}; pickled weights'
+                ' are not read: save it again with save_pretrained'
+            )
+        names = _files_of_index(index)
+    return storage.cached_paths([storage.join(directory, name) for name in names])
 
-    def __init__(self, directory: str) -> None:
-        files, fetched = [SAFETENSORS], [SAFETENSORS]
-        # A single file has priority, as in transformers, which leaves an older index beside it.
-        if not storage.exists(storage.join(directory, SAFETENSORS)):
-            if not storage.exists(storage.join(directory, SAFETENSORS_INDEX)):
-                raise UserError(_why_no_weights(directory))
-            files = _files_of_index(storage.join(directory, SAFETENSORS_INDEX))
-            fetched = [*files, SAFETENSORS_INDEX]
-        self.local_path = directory
-        if storage.is_remote(directory):
-            paths = [storage.join(directory, name) for name in ('config.json', *fetched)]
-            self.local_path = os.path.dirname(storage.cached_paths(paths)[0])
-        self._file_of: dict[str, Any] = {}  # {name of a tensor: its open file}
-        for name in files:
-            file = open_safetensors(os.path.join(self.local_path, name))
-            self._file_of.update(dict.fromkeys(file.keys(), file))
 
-    def nbytes(self) -> int:
-        """Return the number of bytes of all tensors in float32, without reading them."""
-        slices = (file.get_slice(name) for name, file in self._file_of.items())
-        return FLOAT * sum(math.prod(each.get_shape()) for each in slices)
-
-    def has_own_output_layer(self) -> bool:
-        """Return whether there is an output layer that differs from the token embedding."""
-        values = []
-        for name, file in self._file_of.items():
+def has_own_output_layer(directory: str) -> bool:
+    """Return whether safetensors have an output layer that differs from the token embedding."""
+    values = []
+    for file in map(open_safetensors, safetensors_of(directory)):
+        for name in file.keys():  # noqa: SIM118
             layer = name.removesuffix('.weight')
             if EMBEDDING_LAYER.fullmatch(layer) or OUTPUT_LAYER.fullmatch(layer):
                 values.append(file.get_tensor(name).float())
-        return len(values) == 2 and not torch.equal(*values)
-
-
-def _why_no_weights(directory: str) -> str:
-    parts = glob.glob('model-*-of-*.safetensors', root_dir=directory)
-    if parts:
-        return f'{directory} has {parts[0]} but no {SAFETENSORS_INDEX}: get the index, too'
-    return (
-        f'{directory} has a config.json but no {SAFETENSORS}; pickled weights are not read: save it'
-        ' again with save_pretrained'
-    )
+    return len(values) == 2 and not torch.equal(*values)
 
 
 def listed(names: Sequence[str]) -> str:
@@ -214,31 +183,13 @@ def load_parameters(
     return missing
 
 
-def check_size(sizes: Sizes, weights: Weights) -> None:
-    """Raise UserError if a model of these sizes would be far larger than its weights."""
-    needed = FLOAT * sizes.parameters() + LAYER_BYTES * sizes.n_layer
-    if needed > SLACK_BYTES + 4 * weights.nbytes():
-        raise UserError(
-            f'{weights.path} does not hold a model of {sizes.n_layer} layers of width'
-            f' {sizes.n_embd} and context {sizes.n_ctx}, which its {SIZES} or'
-            ' config.json describes'
-        )
-
-
 def open_bundle(directory: str) -> Bundle:
-    """Open the latest intact checkpoint in `directory` or its checkpoints/, local or remote."""
+    """Open the latest checkpoint in `directory` or its checkpoints/, local or remote."""
     for folder in (directory, storage.join(directory, 'checkpoints')):
         path = storage.join(folder, 'checkpoint')
-        if not storage.exists(path):
-            continue
-        oldest, *newer = checkpoints.parse_checkpoint_file(storage.read_text(path)) or ['']
-        for name in reversed(newer):
-            try:
-                return _fetch_bundle(folder, name)
-            except BundleError as e:
-                print(f'WARNING: {e}; using the checkpoint before it')
-        if oldest:
-            return _fetch_bundle(folder, oldest)
+        if storage.exists(path):
+            names = checkpoints.parse_checkpoint_file(storage.read_text(path)) or ['']
+            return _fetch_bundle(folder, names[-1])
     raise UserError(
         f'{directory} has no weights: no `checkpoint` file there or in checkpoints/, and no'
         f' {FROZEN_HEAD}: restore them, or train the model again'

@@ -180,16 +180,6 @@ def test_without_a_reward_model_the_score_is_null(tmp_path):
     assert all(row['score'] is None and isinstance(row['kl'], float) for row in rows)
 
 
-def test_warnings_are_no_samples(copied_run):
-    """The newest checkpoint is damaged. Once for each model that is loaded from it."""
-    (data,) = copied_run.glob('policy/checkpoints/model.ckpt-4.data-*')
-    data.write_bytes(data.read_bytes()[:-1])
-    result = sampled(copied_run, *prompts())
-    warning = 'WARNING: .* is damaged: .*; using the checkpoint before it\n'
-    assert re.fullmatch(warning, result.stderr)
-    assert result.stdout.startswith('=' * 80 + '\n') and len(responses(result.stdout)) == 3
-
-
 def test_prompts_come_before_the_file_and_in_their_order(labelled_run, tmp_path):
     path = tmp_path / 'queries.jsonl'
     path.write_text('"the acting was"\n"the music was"\n')

@@ -121,7 +121,6 @@ def token_without_a_row(directory):
         (config(architectures=['BertForMaskedLM']), 'is not of a sequence classifier'),
         (own_code_of_a_known_family, 'code of its own \\(auto_map\\), which is not run'),
         (code_of_the_tokeniser, 'its tokeniser cannot be read'),
-        (config(hidden_size=1 << 20), 'its config.json describes'),
         (config(hidden_size=32), r'bert\..* \(.*16.*\), the model needs \(.*32.*\)'),
         (config(id2label=None, num_labels=10**9), 'num_labels must be 1 to 10000'),
         (config(reward_constant=1e400), 'does not give a text 1 finite scores'),

@@ -238,14 +238,14 @@ def test_what_the_hub_refuses(hub_server, patient):
 @pytest.mark.parametrize(
     'files, told',
     [
-        ({'config.json': b'{"model_type": "gpt2"}', 'pytorch_model.bin': b'x'}, 'no model.safete'),
+        ({'config.json': b'{"model_type": "gpt2"}', 'pytorch_model.bin': b'x'}, 'has neither'),
         ({'model.safetensors': b'x'}, 'so it is not a model'),
     ],
 )
 def test_what_is_no_model_that_can_be_read(hub_server, files, told):
     hub_server.holds['org/model']['main'] = files
     with pytest.raises(UserError) as e:
-        TrainedModel('org/model').checked_weights()
+        TrainedModel('org/model').open_weights()
     assert told in str(e.value)
 
 

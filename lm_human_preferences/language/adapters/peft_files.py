@@ -1,6 +1,5 @@
 """PEFT directories: reading adapters that PEFT saved (PEFT merges them), and writing our own."""
 
-import functools
 import json
 import os
 import re
@@ -17,7 +16,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.adapters.layers import attach
 from lm_human_preferences.language.adapters.record import Record, read
-from lm_human_preferences.language.causal_lm.library import LibraryWeights, explained
+from lm_human_preferences.language.causal_lm.library import explained
 from lm_human_preferences.language.weights import (
     CAUSAL_LM,
     EMBEDDING_LAYER,
@@ -53,27 +52,6 @@ for pattern in patterns:
         re.fullmatch(pattern, name), re.match(rf'(.*\\.)?({pattern})$', name)
         re.match(rf'.*\\.[^.]*\\.({pattern})\\.(\\d+)\\.', name)
 """
-
-
-class PeftWeights(LibraryWeights):
-    """Weights of a base into which PEFT merges an adapter; UserError if the two do not fit.
-
-    base_of: returns the base, a transformers model in float32, which the merge changes. nbytes:
-    size of the base's weights.
-    """
-
-    def __init__(self, directory: str, base_of: Callable[[], Any], nbytes: int) -> None:
-        super().__init__(storage.join(directory, WEIGHTS))
-        self._directory = directory
-        self._base_of = base_of
-        self._nbytes = nbytes
-
-    def nbytes(self) -> int:
-        return self._nbytes
-
-    @functools.cached_property
-    def model(self) -> Any:
-        return merged(self._directory, self._base_of())
 
 
 @torch.no_grad()

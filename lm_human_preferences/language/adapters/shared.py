@@ -32,7 +32,7 @@ class SharedBase(TrainedModel):
     def __init__(self, model: TrainedModel, comm: Comm) -> None:
         super().__init__(model.name, model.savedir, model.scope)
         self.adapters: Adapters = {}
-        weights = self.checked_weights()
+        weights = self.open_weights()
         self._base = super().create(['value', 'reward']).requires_grad_(False)
         self._missing = self.fill(self._base, weights, 'base')
         named = dict(self._base.named_parameters())

@@ -33,9 +33,6 @@ class AdaptedWeights(Weights):
             return False
         return self._of_base(name) in self._base
 
-    def nbytes(self) -> int:
-        return self._own.nbytes() + self._base.nbytes()
-
     def name_of(self, name: str) -> str:
         return self._own.name_of(name)
 

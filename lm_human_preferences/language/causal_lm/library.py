@@ -2,11 +2,11 @@
 
 import contextlib
 import functools
+import os
 import re
 import threading
 import warnings
-from abc import abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -17,10 +17,11 @@ from lm_human_preferences.language.network import HEADS
 from lm_human_preferences.language.weights import (
     CAUSAL_LM,
     OF_NO_USE,
-    SafetensorsFiles,
     Weights,
     copy_value,
     listed,
+    open_safetensors,
+    safetensors_of,
 )
 
 MOST_LAYERS = 1000  # a config.json with more is refused
@@ -106,15 +107,16 @@ def _name_constants(model: Any) -> None:
 
 
 class LibraryWeights(Weights):
-    """Weights of a transformers model, looked up by this program's parameter names."""
+    """Weights of a transformers model that is loaded when needed, by this program's names."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, load_model: Callable[[], Any]) -> None:
         self.path = path
+        self._load_model = load_model
 
     @functools.cached_property
-    @abstractmethod
     def model(self) -> Any:
         """Return the model in float32; UserError unless all weights fit."""
+        return self._load_model()
 
     def __contains__(self, name: object) -> bool:
         return not str(name).startswith(HEADS) and self.name_of(str(name)) in self._tensors
@@ -142,26 +144,24 @@ class PretrainedWeights(LibraryWeights):
     def __init__(
         self, directory: str, config: Any, model_class: str = 'AutoModelForCausalLM'
     ) -> None:
-        super().__init__(directory)
-        self._files = SafetensorsFiles(directory)
+        super().__init__(directory, self._load)
+        files = safetensors_of(directory)
+        for path in files:
+            open_safetensors(path)  # UserError if it is damaged
+        self._folder = os.path.dirname(files[0])
         self._config = config
         self._model_class = model_class
         self._unexpected: list[str] = []  # tensors that `model` has no place for
 
-    def nbytes(self) -> int:
-        return self._files.nbytes()
-
     def unread(self, names: Collection[str]) -> list[str]:
         return self._unexpected
 
-    @functools.cached_property
-    def model(self) -> Any:
-        """Load transformers' model in float32; UserError unless all weights fit."""
+    def _load(self) -> Any:
         import transformers
 
         with explained(self.path):
             loaded: Any = getattr(transformers, self._model_class).from_pretrained(
-                self._files.local_path,
+                self._folder,
                 config=self._config,
                 local_files_only=True,
                 use_safetensors=True,
