@@ -294,8 +294,8 @@ def query_columns(
     rules = make_query_sampler(hparams, encoder=encoder, batch_size=1).rules
     for file in filter(None, (name, jsonl.file_of_test_part(name))):
         for query in jsonl.read_queries(file):
-            tokens, counts = rules.query_of(query.text)
-            if 'used' in counts:
+            tokens, use = rules.query_of(query.text)
+            if use in (datasets.USED, datasets.CUT):
                 padding = [encoder.padding_token] * (hparams.query_length - len(tokens))
                 found.append((tokens + padding, query))
     return columns_by_tokens(found)
@@ -322,16 +322,13 @@ def query_notes(hparams: TaskHParams, encoder: Encoder, mode: str) -> list[str]:
         return []
     sampler = make_query_sampler(hparams, encoder=encoder, batch_size=1, mode=mode)
     usage, is_all = sampler.dataset.usage(sampler.rules)
-    if usage['used'] == 0:
+    used, cut = usage[datasets.USED], usage[datasets.CUT]
+    if used + cut == 0:
         sampler()  # UserError, unless a later text makes a query
     texts = f'{usage["texts"]} texts' if is_all else f'its first {usage["texts"]} texts'
-    lines = [f'Queries are from {jsonl.part_of(name, mode)}: {usage["used"]} of {texts} are used']
-    cuts = {
-        f'cut up to their first --task.start_text {hparams.start_text!r}': usage['cut_at_start'],
-        f'cut at --task.query_length {hparams.query_length}': usage['cut_at_length'],
-        f'cut after their last --task.end_text {hparams.end_text!r}': usage['cut_at_end'],
-    }
-    lines += [f'  {how}: {count}' for how, count in cuts.items() if count]
+    lines = [f'Queries are from {jsonl.part_of(name, mode)}: {used + cut} of {texts} are used']
+    if cut:
+        lines.append(f'  cut by --task.start_text, --task.end_text or --task.query_length: {cut}')
     return lines + [f'  left out, {reason}' for reason in _left_out(usage, hparams)]
 
 
@@ -343,6 +340,6 @@ def _left_out(usage: Mapping[str, int], hparams: TaskHParams) -> list[str]:
         f'without --task.end_text {hparams.end_text!r} in {length}': usage['no_end'],
         'empty': usage['empty'],
         f'too long for {length} in their contexts': usage['too_long'],
-        'refused or not shown as they are by the chat template': usage['refused'],
+        'refused by the chat template': usage['refused'],
     }
     return [f'{reason}: {count}' for reason, count in reasons.items() if count]

@@ -101,12 +101,7 @@ class Run:
         console.dump(sizes, name='model_hparams')
         network = phase.files.network
         initial_model = self.bases.under(
-            initial_model,
-            phase.adapters,
-            settings.run,
-            network,
-            self.comm,
-            keep_base=phase.run.keep_base,
+            initial_model, phase.adapters, settings.run, network, self.comm
         )
         checkpointer.set_seed(settings.run.seed)  # last, as reading a base may draw numbers
         return initial_model

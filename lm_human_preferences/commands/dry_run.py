@@ -80,7 +80,8 @@ def _initial_model(plan: Plan, unchecked: list[str]) -> tuple[Encoding | None, S
         initial_model = lm_tasks.initial_model(name)
         sizes, encoding = initial_model.sizes(), initial_model.encoding
         create = initial_model.create
-        if initial_model.architecture.is_probed and not initial_model.has_weights_here():
+        is_own = isinstance(initial_model.architecture, GPT2)
+        if not (is_own or initial_model.has_weights_here()):
             unchecked.append(f'the weights of --task.policy.initial_model {name}')
         else:
             initial_model.check_runs()

@@ -18,7 +18,7 @@ from lm_human_preferences.frozen_head.head import (
 )
 from lm_human_preferences.language.trained_models import TrainedModel, is_saved_by_transformers
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.runs.run_files import BASE, POLICY
+from lm_human_preferences.runs.run_files import POLICY
 from lm_human_preferences.training.model_sizes import is_model
 
 PROBED = 4  # length of the query and of the response whose features identify a model
@@ -129,11 +129,9 @@ def _reference_of(directory: str, about: Mapping[str, Any]) -> Policy:
     """Load the model a head was fitted on: from the head's folder, its run, or the model's name."""
     run = os.path.dirname(directory.rstrip('/'))
     task = task_of(about)
-    base, policy = storage.join(run, BASE), storage.join(run, POLICY.network)
+    policy = storage.join(run, POLICY.network)
     if is_saved_by_transformers(directory):
         model = TrainedModel(directory)
-    elif is_model(base):
-        model = TrainedModel(base)
     elif is_model(policy):
         model = TrainedModel(policy, scope='ref_policy')
     else:

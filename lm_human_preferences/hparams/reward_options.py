@@ -129,7 +129,6 @@ class CommandRunHParams(RunHParams):
     on_anomaly: str = own_option(
         'warn', 'if training goes wrong: warn, or stop (and save a checkpoint)', one_of=ON_ANOMALY
     )
-    keep_base: bool = own_option(False, 'copy the initial model into the run (LoRA)')
 
 
 @dataclass

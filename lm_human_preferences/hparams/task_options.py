@@ -1,6 +1,5 @@
 """Options of tasks (the original's lm_tasks.py)."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,20 +13,6 @@ from lm_human_preferences.utils.hyperparams import option, own_option
 class LoraHParams(hyperparams.HParams):
     rank: int = option(8, 'rank of the adapter of a layer', at_least=1)
     alpha: float = option(32, 'adapters are multiplied by alpha / rank', above=0)
-    targets: str | None = option(
-        None, 'layers with an adapter: NAME,NAME or a pattern; None: all but the output layer'
-    )
-    full: str | None = option(
-        None, 'modules trained in full, such as wte: NAME,NAME or a pattern; None: none'
-    )
-
-    def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that `targets` and `full` are valid patterns."""
-        for name in ('targets', 'full'):
-            try:
-                re.compile(getattr(self, name) or '')
-            except re.error as e:
-                yield True, f'{{{name}=}} is not a pattern of names: {e}'
 
 
 @dataclass

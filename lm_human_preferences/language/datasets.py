@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # One token, or several with the same meaning; None: the option is not set.
 Tokens = int | Collection[int] | None
 
+USED, CUT = 'used', 'cut'  # uses of a text: whole, or a part of it
 COUNTED_CHARACTERS = 4_000_000  # GPT-2's encoder reads as many in about a second
 
 
@@ -47,8 +48,8 @@ class QueryRules:
     allow_empty: bool = True
     contexts: Contexts | None = None
 
-    def query_of(self, text: str | list[int]) -> tuple[list[int], list[str]]:
-        """Return the query of a text ([] if left out), and the names of counts to increase."""
+    def query_of(self, text: str | list[int]) -> tuple[list[int], str]:
+        """Return the query of a text, and USED or CUT; if left out, [] and the reason."""
         start, end = self.start_token, self.end_token
         if isinstance(text, str):
             tokens = self.encoder.encode(text)
@@ -62,7 +63,7 @@ class QueryRules:
             starts = {start} if isinstance(start, int) else start
             first = next((i for i, token in enumerate(tokens) if token in starts), None)
             if first is None:
-                return [], ['no_start']
+                return [], 'no_start'
             # As in the original, a text that ends with its first start token is kept whole.
             begun = tokens[first + 1 :] or tokens
         ended = begun[: self.length]
@@ -71,20 +72,13 @@ class QueryRules:
             while ended and ended[-1] not in ends:
                 ended.pop()
             if not ended:
-                return [], ['no_end']
+                return [], 'no_end'
         if not ended and not self.allow_empty:
-            return [], ['empty']
+            return [], 'empty'
         problem = None if self.contexts is None else self.contexts.problem(tokens, ended)
         if problem is not None:
-            return [], [problem]
-        counts = ['used']
-        if len(begun) < len(tokens):
-            counts.append('cut_at_start')
-        if len(begun) > self.length:
-            counts.append('cut_at_length')
-        if len(ended) < min(len(begun), self.length):
-            counts.append('cut_at_end')
-        return ended, counts
+            return [], problem
+        return ended, CUT if len(ended) < len(tokens) else USED
 
 
 @dataclasses.dataclass
@@ -136,8 +130,8 @@ class Dataset:
             self.texts_read = first
             for text in itertools.islice(self._texts(rules), first, None):
                 self.texts_read += 1
-                tokens, counts = rules.query_of(text)
-                if 'used' in counts:
+                tokens, use = rules.query_of(text)
+                if use in (USED, CUT):
                     is_empty = False
                     yield tokens + [rules.encoder.padding_token] * (rules.length - len(tokens))
             if is_empty:
@@ -147,7 +141,7 @@ class Dataset:
     def usage(self, rules: QueryRules) -> tuple[collections.Counter[str], bool]:
         """Return counts of a split's texts, up to COUNTED_CHARACTERS, and whether no text is left.
 
-        The counts are all `texts`, those `used`, and those cut or left out by reason.
+        The counts are all `texts`, those used whole, those cut, and those left out by reason.
         """
         usage: collections.Counter[str] = collections.Counter()
         characters = 0
@@ -155,8 +149,7 @@ class Dataset:
             if characters > COUNTED_CHARACTERS:
                 return usage, False
             characters += len(text)
-            _, counts = rules.query_of(text)
-            usage.update(['texts', *counts])
+            usage.update(['texts', rules.query_of(text)[1]])
         return usage, True
 
     def _texts(self, rules: QueryRules) -> Iterator[str] | Iterator[str | list[int]]:
@@ -166,8 +159,8 @@ class Dataset:
         """
 
         def seen(text: str) -> str:
-            tokens, counts = rules.query_of(text)
-            return rules.encoder.decode(tokens) if counts[1:] else text
+            tokens, use = rules.query_of(text)
+            return rules.encoder.decode(tokens) if use == CUT else text
 
         more = {'seen': seen} if self.is_file else {}
         return self.generator(rules.mode, seed=rules.seed, shuffle=rules.shuffle, **more)

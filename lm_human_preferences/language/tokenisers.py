@@ -13,9 +13,12 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import glob
+import hashlib
+import json
 import os
 import re
+import tempfile
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, SupportsInt
 
@@ -26,49 +29,41 @@ from lm_human_preferences.errors import UserError, no_panics
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.language.gpt2.released import released_name
-from lm_human_preferences.language.tokeniser_rules import (
-    CONFIG,
-    Tokeniser,
-    digest,
-    load,
-    read_object,
-    tokenizer_of,
-)
 from lm_human_preferences.runs import run_files
 
+CONFIG = 'config.json'
 TOKENISER, SETTINGS = run_files.TOKENISER, run_files.TOKENISER_SETTINGS
 GENERATION = run_files.GENERATION_CONFIG
 PREFIX = 'tokenizer-'  # prefix of these encodings' names, before 12 digits of the digest
-# SHA-256 of GPT-2's vocabulary: its encoder.json, sorted, without white space.
-GPT2_VOCABULARY = 'e35d8b86ebd35ebd260d040aa455e09759f7e675f4dbb7f3d727516f27eca190'
+# Settings with which a text is not cut or padded, and gets no special tokens around it.
+_PLAIN = {'truncation': None, 'padding': None, 'post_processor': None}
+_END_FILES = (CONFIG, GENERATION)  # files that may name the tokens that end a text
+# Texts that decode(encode(text)) must not change. Every real vocabulary has the letters of _TEXTS;
+# those in _OTHER_TEXTS may change if the vocabulary lacks one of their letters.
+_TEXTS = ('The fox, 12 times. It is.', ' a', 'a', 'a ', '  a  b', 'a\n\nb\n', '\n\na', "don't !")
+_OTHER_TEXTS = ('', '<s> </s>', 'A\tb\r\n', 'Bär, nai\u0308ve', '東京 ﬁ ①', 'x' * 40, '🙂')
 
 
 class TokeniserEncoder(Encoder):
     """Encoder that uses a model's tokeniser; the padding token is the first id after its tokens.
 
-    own: transformers' tokeniser. files: {name: path or URL} for the tokeniser and its model.
-    ends: tokens that end a text according to the model's files; may be empty.
+    own: transformers' tokeniser. rules: its rules, without the space before a text. files: {name:
+    path or URL} for the tokeniser and its model, which say which tokens end a text.
     """
 
-    def __init__(
-        self,
-        tokeniser: Tokeniser,
-        files: Mapping[str, str],
-        eot_token: int | None,
-        ends: Iterable[int],
-    ) -> None:
-        self.tokeniser = tokeniser
-        self.own = tokeniser.own
-        self.files = files
-        self.eot_token = eot_token
-        self.padding_token = tokeniser.n_vocab
-        self._ends = frozenset(ends)
-        added = self.own.backend_tokenizer.get_added_tokens_decoder()
+    def __init__(self, own: Any, rules: dict[str, Any], files: Mapping[str, str]) -> None:
+        self.own, self.rules, self.files = own, rules, files
+        self.padding_token = n_vocab = max(own.get_vocab().values()) + 1
+        in_config, in_generation = (_ends_in(files.get(name), n_vocab) for name in _END_FILES)
+        ends = [own.eos_token_id, *in_config, *in_generation]
+        self.eot_token = next((end for end in ends if end is not None), None)
+        self._ends = frozenset(in_generation or in_config)
+        added = own.backend_tokenizer.get_added_tokens_decoder()
         self.special = {token: each.content for token, each in added.items() if each.special}
         # Unigram tokenisers read a spelled special token as the token, whatever the setting below.
-        self.is_unigram = tokeniser.rules['model']['type'] == 'Unigram'
+        self.is_unigram = rules['model']['type'] == 'Unigram'
         self.omits_special = False
-        self.parts = tokenizer_of(tokeniser.rules)
+        self.parts = tokenizer_of(rules)
         self.parts.encode_special_tokens = True
 
     def encode(self, text: str) -> list[int]:
@@ -111,7 +106,7 @@ class TokeniserEncoder(Encoder):
         """Return a copy that reads a spelled special token as the token."""
         encoder = copy.copy(self)
         encoder.special = {}
-        encoder.parts = tokenizer_of(self.tokeniser.rules)
+        encoder.parts = tokenizer_of(self.rules)
         return encoder
 
     def without_special_texts(self) -> TokeniserEncoder:
@@ -184,15 +179,9 @@ class TokeniserEncoding(Encoding):
 
 
 def _check_own(path: str, directory: str) -> None:
-    """Raise UserError for a link from `directory` to a file elsewhere, which may be private.
-
-    Links from a snapshot to blobs in the hub's cache are allowed.
-    """
-    snapshots = os.path.dirname(directory)
-    allowed = [directory]
-    if os.path.basename(snapshots) == 'snapshots':
-        allowed.append(os.path.join(os.path.dirname(snapshots), 'blobs'))
-    if storage.is_remote(path) or any(storage.is_within(path, each) for each in allowed):
+    """Raise UserError for a link from `directory` to a file elsewhere, which may be private."""
+    blobs = os.path.join(directory, '../../blobs')  # where links of a snapshot of the hub lead
+    if storage.is_remote(path) or any(storage.is_within(path, each) for each in (directory, blobs)):
         return
     raise UserError(
         f'{path} is a link to {os.path.realpath(path)}, outside of its directory, and would be'
@@ -214,48 +203,31 @@ def find(name: Any, directory: str) -> Encoding:
 
 
 def encoding_in(directory: str) -> Encoding:
-    """Return the encoding of a directory that transformers saved; `main` for GPT-2's tokeniser."""
-    config = read_object(storage.join(directory, CONFIG))
-    model_type = config.get('model_type', 'gpt2')
-    path = storage.join(directory, TOKENISER)
-    if not storage.exists(path):
-        if model_type == 'gpt2':
-            return encodings.Main
-        raise UserError(
-            f'{directory} has no {TOKENISER}: make one with'
-            ' transformers.AutoTokenizer.from_pretrained(...).save_pretrained(...)'
-        )
-    is_of_gpt2 = model_type == 'gpt2' and config.get('vocab_size', 50257) == 50257
-    return encodings.Main if is_of_gpt2 and _has_gpt2_vocabulary(path) else read(directory)
+    """Return the encoding of a directory that transformers saved; `main` for GPT-2 without one."""
+    if storage.exists(storage.join(directory, TOKENISER)):
+        return read(directory)
+    if read_object(storage.join(directory, CONFIG)).get('model_type', 'gpt2') == 'gpt2':
+        return encodings.Main
+    raise UserError(
+        f'{directory} has no {TOKENISER}: make one with'
+        ' transformers.AutoTokenizer.from_pretrained(...).save_pretrained(...)'
+    )
 
 
 def read(directory: str) -> TokeniserEncoding:
     """Return the encoding of the tokeniser in `directory`; UserError if it would change texts."""
-    files = _tokeniser_in(directory) | _files_in(directory, [CONFIG])
+    files = _files_in(directory, [*run_files.TOKENISER_FILES, CONFIG])
     return _of_files({TOKENISER: storage.join(directory, TOKENISER), **files})
 
 
 def encoding_of_adapter(directory: str, of_base: Encoding) -> Encoding:
     """Return the encoding of an adapter's own tokeniser, or else `of_base`, its base's encoding."""
-    beside = _tokeniser_in(directory)
+    beside = _files_in(directory, run_files.TOKENISER_FILES)
     if TOKENISER not in beside:
         return of_base
-    if not isinstance(of_base, TokeniserEncoding):
-        return of_base if _has_gpt2_vocabulary(beside[TOKENISER]) else read(directory)
-    files = of_base.encoder.files
-    of_model = {name: files[name] for name in (CONFIG, GENERATION) if name in files}
+    files = of_base.encoder.files if isinstance(of_base, TokeniserEncoding) else {}
+    of_model = {name: files[name] for name in _END_FILES if name in files}
     return _of_files({**of_model, **beside})
-
-
-def _tokeniser_in(directory: str) -> dict[str, str]:
-    """Return {name: path} of the tokeniser's files; local ones with additional chat templates."""
-    found = _files_in(directory, run_files.TOKENISER_FILES)
-    if TOKENISER in found:
-        folder = os.path.dirname(storage.cached_path(found[TOKENISER]))
-        found |= _files_in(
-            directory, glob.glob(f'{run_files.MORE_TEMPLATES}/*.jinja', root_dir=folder)
-        )
-    return found
 
 
 def _files_in(directory: str, names: Iterable[str]) -> dict[str, str]:
@@ -274,15 +246,104 @@ def _of_files(files: Mapping[str, str]) -> TokeniserEncoding:
 def _encoding(digests: tuple[tuple[str, str, str], ...]) -> TokeniserEncoding:
     """Return the encoding that files (name, path, MD5) define; they are read only once."""
     files = {name: path for name, path, _ in digests}
-    tokeniser = load(files)
-    n_vocab = tokeniser.n_vocab
-    in_config, in_generation = (_ends_in(files.get(each), n_vocab) for each in (CONFIG, GENERATION))
-    ends = [tokeniser.own.eos_token_id, *in_config, *in_generation]
-    eot_token = next((end for end in ends if end is not None), None)
-    encoder = TokeniserEncoder(tokeniser, files, eot_token, in_generation or in_config)
-    return TokeniserEncoding(
-        f'{PREFIX}{tokeniser.digest[:12]}', n_vocab=n_vocab, eot_token=eot_token, encoder=encoder
+    try:
+        with no_panics():
+            own = _own({name: storage.cached_path(path) for name, path in files.items()})
+            rules = without_prefix_space(json.loads(own.backend_tokenizer.to_str()) | _PLAIN)
+            tokens = _tokens_of_texts(tokenizer_of(rules), own)
+            encoder = TokeniserEncoder(own, rules, files)
+    except Exception as e:  # any type: transformers has code for many tokenisers
+        reason = ' '.join(str(e).split()) or repr(e)
+        raise UserError(f'{files[TOKENISER]} cannot be used: {reason:.300}') from e
+    vocab_and_tokens = json.dumps(
+        [own.get_vocab(), tokens], sort_keys=True, ensure_ascii=True, separators=(',', ':')
     )
+    digest = hashlib.sha256(vocab_and_tokens.encode()).hexdigest()
+    name, n_vocab = f'{PREFIX}{digest[:12]}', encoder.padding_token
+    return TokeniserEncoding(name, n_vocab=n_vocab, eot_token=encoder.eot_token, encoder=encoder)
+
+
+def _own(files: Mapping[str, str]) -> Any:
+    """Return transformers' tokeniser from files {name: path}; it may raise any exception."""
+    from transformers import AutoTokenizer, TokenizersBackend  # it takes seconds to import
+
+    # The class, which decides the rules, is named in the config of the model or the tokeniser.
+    is_said = CONFIG in files or SETTINGS in files
+    kind: Any = AutoTokenizer if is_said else TokenizersBackend
+    with tempfile.TemporaryDirectory() as folder:
+        for name, path in files.items():
+            if name != CONFIG:
+                os.symlink(os.path.abspath(path), os.path.join(folder, name))
+        if CONFIG in files:  # only the settings needed, as others may be damaged
+            content = read_object(files[CONFIG])
+            kinds = ('model_type', 'tokenizer_class')
+            content = {name: content[name] for name in kinds if name in content}
+            storage.write_json(os.path.join(folder, CONFIG), content)
+        own = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if not isinstance(own, TokenizersBackend):
+        raise TypeError(f'it is read by {type(own).__name__}, which is not a fast tokeniser')
+    own.backend_tokenizer.no_truncation()
+    own.backend_tokenizer.no_padding()
+    if not own.get_vocab():
+        raise ValueError('it has no tokens')
+    return own
+
+
+def read_object(path: str) -> dict[str, Any]:
+    """Return the object in a JSON file; {} if there is no file or no object in it."""
+    value = storage.read_json(path) if storage.exists(path) else {}
+    return value if isinstance(value, dict) else {}
+
+
+def tokenizer_of(rules: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_str(json.dumps(rules))
+
+
+def _tokens_of_texts(parts: tokenizers.Tokenizer, own: Any) -> list[list[int]]:
+    """Return the tokens of some texts; ValueError unless they decode to these and can be joined."""
+    parts.encode_special_tokens = True
+    rules = f'{type(parts.model).__name__}, {parts.normalizer}, {parts.pre_tokenizer}'
+    source = f'{type(own).__name__}: {rules}'
+    found = []
+    for text in _TEXTS + _OTHER_TEXTS:
+        tokens = parts.encode(text, add_special_tokens=False).ids
+        found.append(tokens)
+        if text in _OTHER_TEXTS and own.unk_token_id in tokens:
+            continue
+        back = parts.decode(tokens, skip_special_tokens=False)
+        # Texts with the same Unicode normal form count as equal: Qwen's rules compose accents.
+        if len({unicodedata.normalize('NFKC', each) for each in (back, text)}) > 1:
+            raise ValueError(f'{text!r} comes back from its tokens as {back!r} ({source})')
+    both = [parts.encode(text, add_special_tokens=False).ids for text in ('The fox', 'es ran.')]
+    joined = parts.decode(both[0] + both[1], skip_special_tokens=False)
+    if joined != 'The foxes ran.':
+        raise ValueError(f"'The fox' and 'es ran.' are joined as {joined!r} ({source})")
+    return found
+
+
+def without_prefix_space(rules: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rules without the space that SentencePiece puts before a text."""
+    parts = ('normalizer', 'pre_tokenizer', 'decoder')
+    return {**rules, **{name: _bare(rules.get(name)) for name in parts}}
+
+
+def _bare(rule: Any) -> Any:
+    """Return a rule, or a sequence of rules, that adds no space before a text; None: no rule."""
+    if not isinstance(rule, dict):
+        return rule
+    bare = dict(rule)
+    kind = rule.get('type')
+    if kind == 'Prepend' or (kind == 'Strip' and rule.get('content') == ' '):
+        return None
+    if kind in ('Metaspace', 'ByteLevel'):
+        bare['add_prefix_space'] = False
+    if kind == 'Metaspace':
+        bare['prepend_scheme'] = 'never'
+    if kind == 'Sequence':
+        for name, value in rule.items():
+            if isinstance(value, list):
+                bare[name] = [part for part in map(_bare, value) if part is not None]
+    return bare
 
 
 def _ends_in(path: str | None, n_vocab: int) -> list[int]:
@@ -318,15 +379,3 @@ def may_have_own(model: str) -> bool:
         return '/' in model  # as in every URL, and in the hub's ORG/NAME
     run = os.path.join(model, 'policy')
     return any(os.path.exists(os.path.join(folder, TOKENISER)) for folder in (model, run))
-
-
-def _has_gpt2_vocabulary(path: str) -> bool:
-    """Return whether the first tokens of a tokenizer.json are GPT-2's."""
-    try:
-        with no_panics():
-            vocab = tokenizers.Tokenizer.from_file(storage.cached_path(path)).get_vocab()
-    except Exception as e:  # the library raises plain Exceptions
-        raise UserError(f'{path} is not a tokeniser: {e!r:.80}') from e
-    n_gpt2 = encodings.Main.n_vocab
-    first = {text: token for text, token in vocab.items() if token < n_gpt2}
-    return len(first) == n_gpt2 and digest(first) == GPT2_VOCABULARY

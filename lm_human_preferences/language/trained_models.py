@@ -57,15 +57,13 @@ _probed: set[str | None] = set()  # directories whose models this process has ch
 
 @dataclasses.dataclass(frozen=True)
 class GPT2:
-    """Architecture of this program's own GPT-2.
+    """Architecture of this program's own GPT-2, which needs no check against transformers.
 
-    embedding: name of the parameter that embeds tokens. is_probed: whether this program has to load
-    and try a network to know whether it is supported.
+    embedding: name of the parameter that embeds tokens.
     """
 
     _sizes: HParams
     variable_names = Model.variable_names
-    is_probed = False
     embedding = EMBEDDING
 
     def sizes(self) -> HParams:
@@ -73,13 +71,6 @@ class GPT2:
 
     def create(self, scalar_heads: Iterable[str]) -> Model:
         return Model(self._sizes, scalar_heads)
-
-    def saved_weights(self, directory: str) -> PretrainedWeights:
-        path = storage.join(directory, CONFIG_FILE)
-        return PretrainedWeights(directory, config_of(storage.read_json(path), path))
-
-    def check_network(self, network: Any, name: str, weights: Weights) -> None:
-        """Do nothing: this program's own network needs no check."""
 
     def to_transformers(self, network: Any) -> PreTrainedModel:
         """Return a causal language model of transformers with the network's weights."""
@@ -111,9 +102,7 @@ Architecture: TypeAlias = 'GPT2 | CausalLM'
 
 def is_saved_by_transformers(directory: str) -> bool:
     """Return whether transformers' `save_pretrained`, not this program, wrote the directory."""
-    if is_model(directory):
-        return False
-    return storage.exists(storage.join(directory, CONFIG_FILE))
+    return not is_model(directory) and storage.exists(storage.join(directory, CONFIG_FILE))
 
 
 class TrainedModel:
@@ -141,15 +130,11 @@ class TrainedModel:
         """Base model of the PEFT adapter in the directory; None without an adapter."""
         if self.savedir is None or not peft_files.is_peft(self.savedir):
             return None
-        name = peft_files.base_of(self.savedir)
-        about = f'{storage.join(self.savedir, peft_files.CONFIG)}: its base {name!r:.80}'
-        try:
-            base = TrainedModel(name)
-        except UserError as e:
-            raise UserError(f'{about} cannot be found: {e}') from e
+        base = TrainedModel(peft_files.base_of(self.savedir))
         if base.savedir is None or peft_files.is_peft(base.savedir):
             raise UserError(
-                f'{about} is not a whole model: merge it with `export`, and name the result'
+                f'the base of the adapter {self.savedir}, {base.name!r:.80}, is not a whole model:'
+                ' merge it with `export`, and name the result'
             )
         return base
 
@@ -167,9 +152,8 @@ class TrainedModel:
         if not storage.exists(path):
             is_theirs = is_saved_by_transformers(self.savedir)
             return tokenisers.encoding_in(self.savedir) if is_theirs else encodings.Main
-        name = storage.read_json(path)
         try:
-            return tokenisers.find(name, self.savedir)
+            return tokenisers.find(storage.read_json(path), self.savedir)
         except UserError as e:
             raise UserError(f'{path}: {e}') from e
 
@@ -228,7 +212,7 @@ class TrainedModel:
 
     def check_runs(self) -> None:
         """Raise UserError unless this program can run the network; it may load all weights."""
-        if self.architecture.is_probed:
+        if not isinstance(self.architecture, GPT2):
             self.build(scope='model')
 
     def build(self, *, scope: str, scalar_heads: Iterable[str] = ()) -> Network:
@@ -251,21 +235,18 @@ class TrainedModel:
         source_scope = self.scope_in(weights)
         parameters = dict(built.named_parameters())
         missing = load_parameters(weights, parameters, source_scope)
-        essential = [name for name in missing if not name.startswith(HEADS)]
-        if essential:
-            lacking = listed([weights.name_of(name) for name in essential])
-            raise UserError(f'{weights.path} lacks tensors of the model: {lacking}')
+        lacking = [weights.name_of(name) for name in missing if not name.startswith(HEADS)]
+        if lacking:
+            raise UserError(f'{weights.path} lacks tensors of the model: {listed(lacking)}')
         unread = weights.unread(parameters)
         if unread:
-            raise UserError(
-                f'{weights.path} has tensors without a place in the model {self.name}:'
-                f' {listed(unread)}'
-            )
+            raise UserError(f'{weights.path} has tensors without a place: {listed(unread)}')
         for name in missing:
             variable = built.variable_names.name_of(f'{scope}/{name}')
             log_as_original(f'Param {variable} is missing from checkpoint {self.source}')
-        if self.architecture.is_probed and self.savedir not in _probed:
-            self.architecture.check_network(built, self.name, weights)
+        if not isinstance(self.architecture, GPT2) and self.savedir not in _probed:
+            loaded = weights.model if isinstance(weights, LibraryWeights) else None
+            self.architecture.check_network(built, self.name, loaded)
             _probed.add(self.savedir)
         return missing
 
@@ -278,15 +259,11 @@ class TrainedModel:
         vars(self).pop('architecture', None)
 
     def has_weights_here(self) -> bool:
-        """Return whether the weights of a model and of its base are local or in the hub's cache."""
-        base = self._adapted
-        if base is not None and not base.has_weights_here():
-            return False
-        if self.savedir is None or not storage.is_hub(self.savedir):
-            return True
+        """Return whether weights are local or in the hub's cache; an adapter's must be local."""
+        directory, base = str(self.savedir), self._adapted
         if base is not None:
-            return storage.is_here(storage.join(self.savedir, peft_files.WEIGHTS))
-        return are_here(self.savedir)
+            return not storage.is_hub(directory) and base.has_weights_here()
+        return not storage.is_hub(directory) or are_here(directory)
 
     def open_weights(self) -> Weights:
         """Open the weights in the model's files, local or remote."""
@@ -297,7 +274,9 @@ class TrainedModel:
             path = storage.join(self.savedir, peft_files.WEIGHTS)
             return LibraryWeights(path, self._merged)
         if is_saved_by_transformers(self.savedir):
-            return architecture.saved_weights(storage.cached_directory(self.savedir))
+            path = storage.join(self.savedir, CONFIG_FILE)
+            config = config_of(storage.read_json(path), path)
+            return PretrainedWeights(storage.cached_directory(self.savedir), config)
         own = CheckpointWeights(self.savedir, architecture.variable_names, architecture.embedding)
         return merged(own, self.savedir, TrainedModel)
 
@@ -334,16 +313,13 @@ def architecture_of(
     if is_saved_by_transformers(directory):
         path = storage.join(directory, CONFIG_FILE)
         config = storage.read_json(path)
-        if _has_own_output_layer(directory, config):
+        is_tied = isinstance(config, dict) and config.get('tie_word_embeddings', True)
+        # Whatever the config says, local weights may have an output layer of their own.
+        if is_tied and are_here(directory) and has_own_output_layer(directory):
             changes = {**changes, 'tie_word_embeddings': False}
         if is_own(config, n_vocab) and not changes:
             return GPT2(load_config(path))
         return _of_transformers(directory, n_vocab, changes)
-    if changes:
-        raise UserError(
-            f'{directory}: adapters of an output layer or an embedding need a base that'
-            ' transformers has saved: `export` makes one'
-        )
     path = storage.join(directory, SIZES)
     sizes: Any = storage.read_json(path)
     if isinstance(sizes, dict) and 'family' in sizes:
@@ -356,13 +332,6 @@ def _of_transformers(directory: str, n_vocab: int, changes: Mapping[str, Any]) -
     from lm_human_preferences.language.causal_lm.architecture import CausalLM
 
     return CausalLM(directory, n_vocab, changes)
-
-
-def _has_own_output_layer(directory: str, config: Any) -> bool:
-    """Return whether local weights have an untied output layer, though the config ties it."""
-    if not isinstance(config, dict) or not config.get('tie_word_embeddings', True):
-        return False
-    return are_here(directory) and has_own_output_layer(directory)
 
 
 def known_sizes(name: str) -> HParams | None:

@@ -187,8 +187,10 @@ def open_bundle(directory: str) -> Bundle:
     """Open the latest checkpoint in `directory` or its checkpoints/, local or remote."""
     for folder in (directory, storage.join(directory, 'checkpoints')):
         path = storage.join(folder, 'checkpoint')
+        names = []
         if storage.exists(path):
-            names = checkpoints.parse_checkpoint_file(storage.read_text(path)) or ['']
+            names = checkpoints.parse_checkpoint_file(storage.read_text(path))
+        if names:
             return _fetch_bundle(folder, names[-1])
     raise UserError(
         f'{directory} has no weights: no `checkpoint` file there or in checkpoints/, and no'

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import math
 import re
 from collections import Counter
@@ -103,17 +104,10 @@ def thread_count(
     quota: float | None,
 ) -> int:
     """Return the threads for `local_rank`: its number of cores. quota: cores for all ranks here."""
-    cores_of_ranks = []
     # Counted by core, as ranks may be bound to different hyperthreads of one core.
-    ranks_on: Counter[str] = Counter()
-    for affinity in affinities:
-        cores = {core_of.get(processor, str(processor)) for processor in affinity}
-        cores_of_ranks.append(cores)
-        ranks_on.update(cores)
-    own = Fraction()
-    for core in cores_of_ranks[local_rank]:
-        own += Fraction(1, ranks_on[core])
-    share = math.floor(own)
+    cores = [{core_of.get(each, str(each)) for each in affinity} for affinity in affinities]
+    ranks_on = Counter(itertools.chain.from_iterable(cores))
+    share = math.floor(sum(Fraction(1, ranks_on[core]) for core in cores[local_rank]))
     if quota is not None:
         share = min(share, math.ceil(quota / len(affinities)))
     return max(1, share)

@@ -38,8 +38,7 @@ TOKENISER_FILES = (
     GENERATION_CONFIG,
 )
 _ANSWERS = rf'{ANSWERS}/({LABELLER.pattern})\.jsonl'
-MORE_TEMPLATES = 'additional_chat_templates'  # folder of chat templates beside the default one
-_TOKENISER = '|'.join([*map(re.escape, TOKENISER_FILES), rf'{MORE_TEMPLATES}/[^/]+\.jinja'])
+_TOKENISER = '|'.join(map(re.escape, TOKENISER_FILES))
 _LABEL_FILES = rf'({"|".join(map(re.escape, (TASK, QUESTIONS, USED)))}|{_ANSWERS}|{_TOKENISER})'
 ADAPTER = 'adapter.json'  # names the base, and the options, of a network saved as adapters
 BASE = 'base'  # folder with a copy of the model that adapters are added to

@@ -98,8 +98,7 @@ def use_own_model(hparams: policy_options.HParams) -> None:
     unfinished = os.path.join(str(hparams.run.directory), run_files.POLICY.unfinished)
     if not (is_blob or storage.is_here(path)) and names.resumable(unfinished):
         note(f'note: {model} is not on this machine; the run has what it needs of it')
-        base = storage.join(str(save_dir), run_files.BASE)
-        _set_initial_model(hparams, base if storage.exists(base) else str(save_dir))
+        _set_initial_model(hparams, str(save_dir))
 
 
 def _set_initial_model(hparams: Training, model: str) -> None:

@@ -28,8 +28,7 @@ os.environ.setdefault('HF_HUB_VERBOSITY', 'error')
 CONFIGS = ('config.json', 'adapter_config.json')  # every model has one of these
 SMALL_FILES = ('*.json', '*.txt', '*.jinja', '*.model')
 WEIGHTS = 'model*.safetensors'
-# Files in folders, such as onnx/, are for other programs, except chat templates.
-IN_FOLDERS = ('*/*.json', '*/*.txt', '*/*.model', f'*/{WEIGHTS}')
+IN_FOLDERS = '*/*'  # files in folders, such as onnx/, are for other programs
 
 
 def model_path(name: str) -> str | None:
@@ -124,7 +123,7 @@ def _fetched(path: str, *, with_weights: bool = False, only_cached: bool = False
             return hf_hub_download(hub.repository, hub.name, **source)
         patterns = [*SMALL_FILES, WEIGHTS] if with_weights else [*SMALL_FILES]
         return snapshot_download(
-            hub.repository, allow_patterns=patterns, ignore_patterns=[*IN_FOLDERS], **source
+            hub.repository, allow_patterns=patterns, ignore_patterns=IN_FOLDERS, **source
         )
     except errors.LocalEntryNotFoundError as e:
         raise hub.error(f'not in the cache, and {problem or e.__cause__ or e}', NotFound) from e

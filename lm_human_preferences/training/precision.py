@@ -171,9 +171,7 @@ def linear(
     """Return `x (n, inputs)` @ `weight (inputs, outputs)` + `bias (outputs,)`, or its gelu."""
     if not _takes_prepacked(x, weight):
         outputs = torch.addmm(bias, x, weight)
-        if gelu:
-            return F.gelu(outputs, approximate='tanh')
-        return outputs
+        return F.gelu(outputs, approximate='tanh') if gelu else outputs
     dtype = autocast_dtype(x.dtype)
     return _times_prepacked(x.to(dtype), weight, lambda: weight.to(dtype).T, bias.to(dtype), gelu)
 
@@ -227,30 +225,7 @@ def _takes_prepacked(x: torch.Tensor, weight: torch.Tensor) -> bool:
     return is_few and not weight.requires_grad and weight.numel() >= _LARGE_WEIGHT
 
 
-def _times_prepacked(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    transposed: Callable[[], torch.Tensor],  # (outputs, inputs), in the type of `x`
-    bias: torch.Tensor | None = None,
-    gelu: bool = False,
-) -> torch.Tensor:
-    """Return `x` times a copy of `weight` in oneDNN's order, kept until the weight changes."""
-    source = _version_of(weight), x.dtype
-    copied: Any = getattr(weight, 'prepacked', (None, None))
-    source_then, prepacked = copied
-    if source_then != source:
-        assert _kernels.prepack is not None
-        prepacked = _kernels.prepack(transposed())
-        weight.prepacked = source, prepacked  # pyright: ignore[reportAttributeAccessIssue]
-    return _prepacked_product(x, prepacked, bias, gelu)
-
-
 # --- Private names of PyTorch; tests/unit/test_fast_paths.py shows if a new version lacks any. ---
-
-
-def _version_of(tensor: torch.Tensor) -> int:
-    """Return PyTorch's count of in-place changes to a tensor."""
-    return tensor._version
 
 
 def _prepack_operator(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -264,9 +239,20 @@ def _prepack_operator(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tens
     return needed[0] if is_supported else None
 
 
-def _prepacked_product(
-    x: torch.Tensor, prepacked: torch.Tensor, bias: torch.Tensor | None, gelu: bool
+def _times_prepacked(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    transposed: Callable[[], torch.Tensor],  # (outputs, inputs), in the type of `x`
+    bias: torch.Tensor | None = None,
+    gelu: bool = False,
 ) -> torch.Tensor:
-    """Return `x` times a prepacked weight plus `bias`, or the gelu of that sum."""
+    """Return `x` times a copy of `weight` in oneDNN's order, kept until the weight changes."""
+    source = weight._version, x.dtype  # PyTorch's count of in-place changes
+    copied: Any = getattr(weight, 'prepacked', (None, None))
+    source_then, prepacked = copied
+    if source_then != source:
+        assert _kernels.prepack is not None
+        prepacked = _kernels.prepack(transposed())
+        weight.prepacked = source, prepacked  # pyright: ignore[reportAttributeAccessIssue]
     activation = ('gelu', [], 'tanh') if gelu else ('none', [], '')
     return torch.ops.mkldnn._linear_pointwise(x, prepacked, bias, *activation)

@@ -11,7 +11,7 @@ from tiny_tokenisers import write_byte_level
 from lm_human_preferences import errors, storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.external_rewards import classifier
-from lm_human_preferences.language import tokeniser_rules, tokenisers
+from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.chat import ChatTemplate
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.utils import rendering
@@ -94,19 +94,16 @@ def test_weights_are_not_read_from_a_pipe(tmp_path):
     storage.write_json(f'{tmp_path}/encoding', 'test')
     (tmp_path / 'model.safetensors').unlink()
     os.mkfifo(tmp_path / 'model.safetensors')
-    with pytest.raises(
-        UserError, match=r'model\.safetensors is damaged or missing: .* is not a file'
-    ):
+    with pytest.raises(UserError, match=r'model\.safetensors is not a file'):
         TrainedModel(str(tmp_path)).build(scope='policy')
 
 
-@pytest.mark.parametrize('name', ['chat_template.jinja', 'additional_chat_templates/a.jinja'])
-def test_no_file_of_this_machine_is_copied_with_a_model(tmp_path, name):
+def test_no_file_of_this_machine_is_copied_with_a_model(tmp_path):
     """Behind a link in a model of others; the hub's cache has links of its own."""
+    name = 'chat_template.jinja'
     (tmp_path / 'private').write_text('{}')
     model = tmp_path / 'models--a--b/snapshots/123'
     write_byte_level(model)
-    (model / name).parent.mkdir(exist_ok=True)
     (model / name).symlink_to(tmp_path / 'private')
     encoding = tokenisers.read(str(model))
     with pytest.raises(
@@ -175,12 +172,12 @@ def test_a_panic_of_a_tokeniser_is_a_line(monkeypatch, tmp_path):
         lambda: encoder.encode_whole('a'),
         lambda: encoder.decode([1]),
         lambda: encoder.tokens_holding('a'),
-        lambda: template._tokens('a'),
+        lambda: template.context((1,)),
         lambda: reward._tokens([]),
     ):
         with pytest.raises(UserError, match='unwrap'):
             fails()
-    monkeypatch.setattr(tokeniser_rules, 'without_prefix_space', panic)
+    monkeypatch.setattr(tokenisers, 'without_prefix_space', panic)
     tokenisers._encoding.cache_clear()
     with pytest.raises(UserError, match='cannot be used: .*unwrap'):
         tokenisers.read(directory)

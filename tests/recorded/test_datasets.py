@@ -175,25 +175,25 @@ def test_stories_are_where_recorded():
 
 
 @pytest.mark.parametrize(
-    'text, start, end, expected, counts',
+    'text, start, end, expected, use',
     [
-        ('ab.cd.ef', '.', '.', 'cd.', ['used', 'cut_at_start', 'cut_at_end']),
-        ('ab.cd.ef', '.', None, 'cd.ef', ['used', 'cut_at_start']),
-        ('ab.cd.ef', None, '.', 'ab.cd.', ['used', 'cut_at_end']),
-        ('ab.cdefghijkl.', '.', '.', '', ['no_end']),
-        ('abcd', '.', None, '', ['no_start']),
-        ('abcd', None, '.', '', ['no_end']),
-        ('ab', None, None, 'ab', ['used']),
-        ('abcdefghij', None, None, 'abcdefgh', ['used', 'cut_at_length']),
-        ('abc.', '.', '.', 'abc.', ['used']),  # item 20 of original-defects.md
-        ('ab..', '.', None, '.', ['used', 'cut_at_start']),
-        ('', None, None, '', ['used']),
+        ('ab.cd.ef', '.', '.', 'cd.', 'cut'),
+        ('ab.cd.ef', '.', None, 'cd.ef', 'cut'),
+        ('ab.cd.ef', None, '.', 'ab.cd.', 'cut'),
+        ('ab.cdefghijkl.', '.', '.', '', 'no_end'),
+        ('abcd', '.', None, '', 'no_start'),
+        ('abcd', None, '.', '', 'no_end'),
+        ('ab', None, None, 'ab', 'used'),
+        ('abcdefghij', None, None, 'abcdefgh', 'cut'),
+        ('abc.', '.', '.', 'abc.', 'used'),  # item 20 of original-defects.md
+        ('ab..', '.', None, '.', 'cut'),
+        ('', None, None, '', 'used'),
     ],
 )
-def test_how_texts_are_cut(encoder, text, start, end, expected, counts):
+def test_how_texts_are_cut(encoder, text, start, end, expected, use):
     start, end = (x and encoder.encode(x)[0] for x in (start, end))
     rules = datasets.QueryRules(8, 'train', encoder, start_token=start, end_token=end)
-    assert rules.query_of(text) == (encoder.encode(expected), counts)
+    assert rules.query_of(text) == (encoder.encode(expected), use)
 
 
 def test_several_tokens_may_begin_and_end_a_query(encoder):
@@ -277,7 +277,7 @@ def test_no_query_is_in_both_parts_though_many_texts_begin_alike(tmp_path, optio
         parts[mode] = list(map(tuple, found))
         rules = datasets.QueryRules(4, mode, encoder, **options)
         usage, is_all = datasets.get_dataset(path).usage(rules)
-        assert is_all and usage['used'] == usage['texts'] == len(parts[mode])
+        assert is_all and usage['used'] + usage['cut'] == usage['texts'] == len(parts[mode])
     assert len(parts['train']) + len(parts['test']) == 600
     assert 1 < len(set(parts['test'])) < 20 and not set(parts['train']) & set(parts['test'])
 

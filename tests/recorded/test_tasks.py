@@ -115,9 +115,7 @@ def test_what_becomes_of_the_texts_of_a_file_is_told(tmp_path, monkeypatch):
     part = f'Queries are from {tests}, the test part'
     assert notes_of(path, end_text='.') == [
         f'{part}: 2 of 8 texts are used',
-        "  cut up to their first --task.start_text '.': 1",
-        '  cut at --task.query_length 4: 1',
-        "  cut after their last --task.end_text '.': 1",
+        '  cut by --task.start_text, --task.end_text or --task.query_length: 1',
         "  left out, without --task.start_text '.': 2",
         "  left out, without --task.end_text '.' in --task.query_length 4: 4",
     ]

@@ -8,7 +8,6 @@ import torch
 from tiny_tokenisers import END, write_byte_level, write_sentencepiece
 
 from lm_human_preferences import lm_tasks
-from lm_human_preferences.commands.sample_policy import encoded_query
 from lm_human_preferences.datasets import jsonl, messages
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings, tokenisers
@@ -109,37 +108,6 @@ def test_a_turn_of_the_assistant_with_nothing_in_it_begins(tmp_path):
     assert contexts[0] == contexts[1]
 
 
-def test_a_turn_that_the_template_does_not_show_is_left_out(tmp_path):
-    """As of thoughts: there is nothing that an answer could go on from."""
-    hidden = TEMPLATE.replace("message['content']", "message['content'].replace('the', '')[:9]")
-    encoder = encoder_of(tmp_path, template=hidden)
-    begun = [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'the lazy dog.'}]
-    hparams = task(write_queries(tmp_path / 'x.jsonl', begun, 'a dog'))
-    sampler = lm_tasks.make_query_sampler(hparams=hparams, encoder=encoder, batch_size=2)
-    usage, _ = sampler.dataset.usage(sampler.rules)
-    assert usage['refused'] == usage['used'] == 1
-
-
-def test_a_message_of_which_the_template_leaves_a_part_out_is_left_out(tmp_path):
-    """As Qwen 3's does with thoughts in earlier turns."""
-    last = "message['content'].split('</think>')[-1] | trim"
-    encoder = encoder_of(tmp_path, template=TEMPLATE.replace("message['content']", last))
-    template = ChatTemplate(encoder, '', '', 100)
-
-    def problem(*contents):
-        roles = ('user', 'assistant', 'user')
-        dialogue = [{'role': role, 'content': text} for role, text in zip(roles, contents)]
-        query = encoder.encode(messages.as_text(dialogue))
-        return template.problem(query, query)
-
-    assert problem('a', 'the</think>dog', 'b') == 'refused'
-    assert problem('a dog', 'a dog</think>', 'b') == 'refused'  # though a message like it is shown
-    assert problem(' a dog\n', 'a dog', 'b ') is None
-    told = 'line 1: --task.chat: the chat template of the model does not show a message as it is: '
-    with pytest.raises(UserError, match=f"^{told}'the</think>dog'"):
-        encoded_query('line 1', 'the</think>dog', task(), encoder)
-
-
 def test_prefix_and_suffix_belong_to_the_message(tmp_path):
     encoder = encoder_of(tmp_path)
     template = ChatTemplate(encoder, 'Shorten: ', ' Now!', 40)
@@ -170,7 +138,7 @@ def test_contexts_have_one_length(tmp_path):
 def test_where_the_template_is(tmp_path):
     encoder = encoder_of(tmp_path, template=None)
     for place, told in [
-        (encoder, f'{tmp_path} has no default chat template'),
+        (encoder, 'fails: Cannot use chat template'),
         (encodings.Test, 'has no'),
     ]:
         place = place.get_encoder() if place is encodings.Test else place
@@ -212,11 +180,10 @@ def test_dialogues_are_taken_whole_or_left_out(tmp_path):
     }
     assert len(found) == 3
     assert lm_tasks.query_notes(hparams, encoder, 'train')[1:] == [
-        "  cut up to their first --task.start_text '.': 2",
-        '  cut at --task.query_length 40: 1',
+        '  cut by --task.start_text, --task.end_text or --task.query_length: 2',
         "  left out, without --task.start_text '.': 2",
         '  left out, too long for --task.query_length 40 in their contexts: 1',
-        '  left out, refused or not shown as they are by the chat template: 1',
+        '  left out, refused by the chat template: 1',
     ]
 
 

@@ -23,9 +23,9 @@ WANTED = {
     'merges.txt': b'a b',
     'vocab.txt': b'a',
     'chat_template.jinja': b'{{ messages }}',
-    'additional_chat_templates/tools.jinja': b'{{ tools }}',
 }
 UNWANTED = {
+    'additional_chat_templates/tools.jinja': b'{{ tools }}',
     'pytorch_model.bin': b'x',
     'rng.pt': b'x',
     'vocab.pkl': b'x',

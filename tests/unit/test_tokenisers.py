@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 import torch
-from golden_data import require_bpe
 from tiny_tokenisers import (
     END,
     SENTENCES,
@@ -14,7 +13,6 @@ from tiny_tokenisers import (
     write_sentencepiece,
     write_words,
 )
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from lm_human_preferences import lm_tasks
 from lm_human_preferences.errors import UserError
@@ -121,8 +119,6 @@ def test_a_saved_model_has_its_tokeniser_with_it(tmp_path):
     original = tmp_path / 'original'
     write_byte_level(original, chat_template='x')
     (original / 'chat_template.jinja').write_text('y')
-    (original / 'additional_chat_templates').mkdir()
-    (original / 'additional_chat_templates/tool_use.jinja').write_text('z')
     (original / 'config.json').write_text('{"model_type": "llama"}')
     (original / 'code.py').write_text('raise SystemExit')
     encoding = TrainedModel(str(original)).encoding
@@ -130,7 +126,7 @@ def test_a_saved_model_has_its_tokeniser_with_it(tmp_path):
     encoding.write_files(str(run))
     shutil.rmtree(original)
     names = {'encoding', 'tokenizer.json', 'tokenizer_config.json', 'chat_template.jinja'}
-    assert {path.name for path in run.iterdir()} == names | {'additional_chat_templates'}
+    assert {path.name for path in run.iterdir()} == names
     moved = TrainedModel(str(run)).encoding
     assert (moved.name, moved.n_vocab, moved.eot_token) == (
         encoding.name,
@@ -138,7 +134,7 @@ def test_a_saved_model_has_its_tokeniser_with_it(tmp_path):
         encoding.eot_token,
     )
     assert moved.get_encoder().decode(moved.get_encoder().encode('dog.')) == 'dog.'
-    assert moved.get_encoder().own.chat_template == {'default': 'y', 'tool_use': 'z'}
+    assert moved.get_encoder().own.chat_template == 'y'
     write_words(run, ['a'])
     with pytest.raises(UserError, match=f'is tokenizer-.*, not {encoding.name}: put the file back'):
         TrainedModel(str(run)).encoding  # noqa: B018
@@ -148,24 +144,10 @@ def test_which_directories_have_the_encoding_of_gpt2(tmp_path, monkeypatch):
     write_byte_level(tmp_path)
     assert write_config(tmp_path, model_type='llama').encoding.name.startswith('tokenizer-')
     assert write_config(tmp_path, model_type='gpt2', vocab_size=400).encoding.n_vocab <= 400
-    # as many tokens as GPT-2 has, but others
-    assert write_config(tmp_path, model_type='gpt2').encoding.name.startswith('tokenizer-')
     (tmp_path / 'tokenizer.json').unlink()
     assert write_config(tmp_path, model_type='gpt2').encoding is encodings.Main
     with pytest.raises(UserError, match=f'^{tmp_path} has no tokenizer.json: make one with'):
         write_config(tmp_path, model_type='llama').encoding  # noqa: B018
-
-
-def test_a_tokeniser_with_the_vocabulary_of_gpt2_is_main(tmp_path):
-    vocab = json.loads((require_bpe() / 'encoder.json').read_text())
-    tokenizer = Tokenizer(models.BPE(vocab, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(tmp_path / 'tokenizer.json'))
-    assert write_config(tmp_path, model_type='gpt2', vocab_size=50257).encoding is encodings.Main
-    assert write_config(tmp_path, model_type='gpt2').encoding is encodings.Main
-    own = write_config(tmp_path, model_type='llama', vocab_size=50257).encoding
-    assert own.name.startswith('tokenizer-')
 
 
 @pytest.mark.parametrize('content', ['{"model": {"vocab": {"a": 0}, "merges": [1]}}', '{'])

@@ -88,14 +88,10 @@ def test_buffers_that_are_learned_are_weights(tmp_path, family):
     network = assert_whole(directory, tmp_path / 'out')
     assert network.constants
     assert network.constants < network.own_parameters().keys()
-    base = SharedBase(TrainedModel(str(directory)), Comm())
-    assert network.constants < base.parameters.keys()
-    base.keep(str(tmp_path / 'copy'))
-    copy = TrainedModel(str(tmp_path / 'copy')).build(scope='policy')
-    assert torch.equal(logprobs_of(copy), logprobs_of(network))
+    assert network.constants < SharedBase(TrainedModel(str(directory)), Comm()).parameters.keys()
 
 
-@pytest.mark.parametrize('more', ['', '--task.policy.lora on --task.policy.lora.full .*layers.0'])
+@pytest.mark.parametrize('more', ['', '--task.policy.lora on'])
 def test_a_training_keeps_what_does_not_learn(tmp_path, more):
     directory = write('gemma4_text', tmp_path / 'model')
     succeed(both_steps(directory, tmp_path, more))
@@ -145,8 +141,7 @@ def test_a_tensor_without_a_place_is_named(tmp_path, family, name):
     add(directory, {name: torch.ones(32)})
     with pytest.raises(UserError) as e:
         TrainedModel(str(directory)).build(scope='policy')
-    told = f'{directory} has tensors without a place in the model {directory}: {name}'
-    assert str(e.value) == told
+    assert str(e.value) == f'{directory} has tensors without a place: {name}'
 
 
 def test_an_index_of_an_earlier_save_is_not_followed(tmp_path):

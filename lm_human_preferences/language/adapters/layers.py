@@ -1,13 +1,12 @@
 """Linear layers with a low-rank adapter beside their weight."""
 
-import re
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lm_human_preferences.errors import OptionError
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.language.model import Projection
 from lm_human_preferences.language.network import Linear, Network
@@ -82,47 +81,13 @@ def _rounded(x: torch.Tensor) -> torch.Tensor:
 
 
 def attach(network: Network, options: LoraHParams) -> None:
-    """Add an uninitialised adapter to each target layer; OptionError if no layer is a target."""
-    linear = {name: each for name, each in network.named_modules() if type(each) in _ADAPTED}
-    targets = {name: each for name, each in linear.items() if _is_target(name, options)}
-    if not targets:
-        kinds = sorted({name.rpartition('.')[2] for name in linear})
-        raise OptionError(
-            options.option_name('targets'),
-            f'{options.targets} matches no linear layer; there are {", ".join(kinds) or "none"}',
-        )
-    for each in targets.values():
-        layer: Any = each
-        layer.__class__ = _ADAPTED[type(each)]
+    """Add an uninitialised adapter to each linear layer; UserError if there is none."""
+    linear: list[Any] = [each for each in network.modules() if type(each) in _ADAPTED]
+    if not linear:
+        raise UserError('--task.policy.lora: the model has no linear layers that take adapters')
+    for layer in linear:
+        layer.__class__ = _ADAPTED[type(layer)]
         layer.add_adapter(options.rank, options.alpha / options.rank)
-
-
-def names_in_full(network: Network, options: LoraHParams | None) -> set[str]:
-    """Return the names of parameters to train in full; OptionError if `full` matches no module."""
-    if options is None or options.full is None:
-        return set()
-    modules = [each for name, each in network.named_modules() if _matches(name, options.full)]
-    # Compared by identity, as a tied embedding is a parameter of two modules.
-    chosen = {id(parameter) for module in modules for parameter in module.parameters()}
-    if not chosen:
-        raise OptionError(options.option_name('full'), f'{options.full} matches no module')
-    named = network.named_parameters()
-    in_full = {name for name, parameter in named if id(parameter) in chosen}
-    return in_full - network.constants
-
-
-def _is_target(name: str, options: LoraHParams) -> bool:
-    """Return whether a layer gets an adapter: it matches `targets` (None: any), but not `full`."""
-    if options.full is not None and _matches(name, options.full):
-        return False
-    return options.targets is None or _matches(name, options.targets)
-
-
-def _matches(name: str, names: str) -> bool:
-    """Return whether `names` (NAME,NAME or a regular expression) match `name`, as in PEFT."""
-    if re.fullmatch(r'[\w.,]+', names) is None:
-        return re.fullmatch(names, name) is not None
-    return any(f'.{name}'.endswith(f'.{each}') for each in names.split(','))
 
 
 def reset(network: nn.Module) -> None:

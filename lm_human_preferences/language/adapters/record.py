@@ -9,9 +9,8 @@ from typing import Any
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task_options import LoraHParams
-from lm_human_preferences.runs.run_files import ADAPTER, BASE
+from lm_human_preferences.runs.run_files import ADAPTER
 from lm_human_preferences.storage.schema import matches_schema
-from lm_human_preferences.training.model_sizes import is_model
 from lm_human_preferences.utils.hyperparams import reading
 
 _SCHEMA = {'base': str, 'digest': str, 'transposed': bool, 'adapters': dict}
@@ -61,13 +60,10 @@ def read(directory: str | None) -> Record | None:
 
 
 def base_of(directory: str, record: Record) -> str:
-    """Return the path of the base of the model in `directory`; the run's copy has priority."""
-    copy = storage.join(os.path.dirname(directory.rstrip('/')), BASE)
-    if is_model(copy):
-        return copy
+    """Return the path of the base of the model in `directory`; UserError if it is not there."""
     if storage.is_remote(record.base) or os.path.exists(record.base):
         return record.base
     raise UserError(
         f'{directory} holds adapters of {record.base}, which is not on this machine: put the model'
-        f' there or at {copy}; a run with --run.keep_base true has a copy'
+        ' there'
     )

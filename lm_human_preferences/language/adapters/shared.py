@@ -3,13 +3,12 @@
 import copy
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import nn
 
 from lm_human_preferences import storage
-from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import RunHParams
@@ -18,8 +17,6 @@ from lm_human_preferences.language.adapters import layers, record
 from lm_human_preferences.language.network import HEADS, Network
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.machine import process
-from lm_human_preferences.runs import run_files
-from lm_human_preferences.training import model_sizes
 from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.core import digest_of
 
@@ -40,27 +37,16 @@ class SharedBase(TrainedModel):
         comm.broadcast_(list(self.parameters.values()))
         self.digest: str = comm.all_gather_object(digest_of(self.parameters))[0]
 
-    def with_adapters(self, adapters: Adapters) -> Self:
-        """Return a copy, sharing the parameters, whose networks train these adapters."""
-        twin = copy.copy(self)
-        twin.adapters = dict(adapters)
-        return twin
-
     def create(self, scalar_heads: Iterable[str], scope: str = '') -> Network:
         """Create a network on the shared parameters, with the uninitialised adapters of `scope`."""
         return self._create(scalar_heads, self.adapters.get(scope))
 
     def _create(self, scalar_heads: Iterable[str], options: LoraHParams | None) -> Network:
-        shared = self.parameters.keys() - layers.names_in_full(self._base, options)
-        network = copy.deepcopy(
-            self._base, {id(self.parameters[name]): self.parameters[name] for name in shared}
-        )
+        network = copy.deepcopy(self._base, {id(each): each for each in self.parameters.values()})
         heads = {name: network.heads[name] for name in scalar_heads}
         network.heads = nn.ModuleDict(heads)
-        network.shared = frozenset(shared)
-        for parameter in network.own_parameters().values():
-            parameter.data = parameter.data.float()  # even if the base is in bfloat16
-            parameter.requires_grad_()
+        network.heads.requires_grad_()
+        network.shared = frozenset(self.parameters)
         if options is not None:
             layers.attach(network, options)
         return network
@@ -85,9 +71,6 @@ class SharedBase(TrainedModel):
         super().write_files(directory)
         assert self.savedir is not None
         base = self.savedir if storage.is_remote(self.savedir) else os.path.abspath(self.savedir)
-        before = record.read(directory)
-        if before is not None:  # a resumed run may use its copy, but the record names the original
-            base = before.base
         is_transposed = layers.is_transposed(self._base)
         record.Record(base, self.digest, is_transposed, self.adapters).write(directory)
 
@@ -100,14 +83,6 @@ class SharedBase(TrainedModel):
                 f' {os.path.dirname(directory)} began: its digest is {self.digest:.12}, not'
                 f' {recorded.digest:.12}'
             )
-
-    def keep(self, directory: str) -> None:
-        """Copy the base into `directory`, as a model that this program reads."""
-        if model_sizes.is_model(directory):
-            return
-        variables = self._base.variable_names.variables(self.parameters)
-        checkpoints.save(os.path.join(directory, 'checkpoints'), 'model.ckpt', variables)
-        super().write_files(directory)
 
     def reduce(self) -> None:
         """Convert the base's linear layers to bfloat16."""
@@ -128,8 +103,6 @@ class Bases:
         run: RunHParams,
         network: str,
         comm: Comm,
-        *,
-        keep_base: bool = False,
     ) -> TrainedModel:
         """Return `model`, as a SharedBase if there are adapters.
 
@@ -138,11 +111,10 @@ class Bases:
         if not adapters:
             return model
         key = model.savedir, run.precision
-        shared = (self._read.get(key) or SharedBase(model, comm)).with_adapters(adapters)
+        shared = copy.copy(self._read.get(key) or SharedBase(model, comm))
+        shared.adapters = dict(adapters)
         if run.directory is not None:
             shared.check_record(os.path.join(run.directory, network))
-        if run.directory is not None and keep_base and comm.rank == 0:
-            shared.keep(os.path.join(run.directory, run_files.BASE))
         if run.precision == 'bf16' and key not in self._read:
             shared.reduce()
         self._read[key] = shared
@@ -159,7 +131,5 @@ def with_learned(
         layers.attach(network, options)
         adapted = [each for each in network.modules() if isinstance(each, layers.Adapted)]
         numbers = sum(each.lora_A.numel() + each.lora_B.numel() for each in adapted)
-        in_full = layers.names_in_full(network, options)
-        numbers += sum(network.get_parameter(name).numel() for name in in_full)
         sizes.learned = max(sizes.learned, numbers)
     return sizes

@@ -1,7 +1,6 @@
 """Architecture of a model of transformers, from its config.json."""
 
 import functools
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,8 +11,6 @@ from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.causal_lm import probe
 from lm_human_preferences.language.causal_lm.library import (
-    LibraryWeights,
-    PretrainedWeights,
     config_of,
     dropout_in,
     empty_model,
@@ -21,7 +18,7 @@ from lm_human_preferences.language.causal_lm.library import (
 )
 from lm_human_preferences.language.causal_lm.network import OwnNames, TransformersNetwork
 from lm_human_preferences.language.causal_lm.sizes import TransformersSizes, sizes_of
-from lm_human_preferences.language.weights import CAUSAL_LM, Weights
+from lm_human_preferences.language.weights import CAUSAL_LM
 
 
 class CausalLM:
@@ -31,38 +28,49 @@ class CausalLM:
     """
 
     variable_names: VariableNames = OwnNames()
-    is_probed = True
 
     def __init__(self, directory: str, n_vocab: int, changes: Mapping[str, Any]) -> None:
         self.path = storage.join(directory, 'config.json')
         self._n_vocab = n_vocab
         self._content: Any = storage.read_json(self.path)
-        self._saved_config = _config_of(self._content, self.path)
+        _check_kind(self._content, self.path)
         self._content.update(changes)
-        self._config = _config_of(self._content, self.path)
+        self._config = config_of(self._content, self.path)
+
+    @functools.cached_property
+    def _empty(self) -> Any:
+        """Model on device `meta`, without values."""
+        with explained(self.path), torch.device('meta'):
+            return empty_model(self._config)
+
+    @functools.cached_property
+    def _sizes(self) -> TransformersSizes:
+        with explained(self.path):
+            sizes = sizes_of(self._empty, self._n_vocab)
+            sizes.validate()
+        rows = len(self._empty.get_output_embeddings().weight)
+        if rows < self._n_vocab:
+            raise UserError(
+                f'{self.path}: the model knows {rows} tokens, but its tokeniser has {self._n_vocab}'
+            )
+        return sizes
 
     def sizes(self) -> TransformersSizes:
-        return _sizes(self.path, json.dumps(self._content), self._n_vocab)
+        return self._sizes
 
     @property
     def embedding(self) -> str:
         """Return this program's name for the token embedding, which depends on the model family."""
-        with explained(self.path), torch.device('meta'):
-            empty = empty_model(self._config)
-        table = empty.get_input_embeddings().weight
-        (found,) = (name for name, each in empty.named_parameters() if each is table)
+        table = self._empty.get_input_embeddings().weight
+        (found,) = (name for name, each in self._empty.named_parameters() if each is table)
         return CAUSAL_LM + found
 
     def create(self, scalar_heads: Iterable[str]) -> TransformersNetwork:
         with explained(self.path):
             return TransformersNetwork(empty_model(self._config), self.sizes(), scalar_heads)
 
-    def saved_weights(self, directory: str) -> PretrainedWeights:
-        return PretrainedWeights(directory, self._saved_config)
-
-    def check_network(self, network: Any, name: str, weights: Weights) -> None:
+    def check_network(self, network: Any, name: str, loaded: Any) -> None:
         """Raise UserError unless this program and transformers compute the same outputs."""
-        loaded = weights.model if isinstance(weights, LibraryWeights) else None
         probe.check_network(network, name, loaded)
 
     def to_transformers(self, network: Any) -> Any:
@@ -76,8 +84,8 @@ class CausalLM:
         storage.write_json(storage.join(directory, 'config.json'), self._content)
 
 
-def _config_of(content: Any, path: str) -> Any:
-    """Return transformers' config for `content`; UserError if the model is not supported."""
+def _check_kind(content: Any, path: str) -> None:
+    """Raise UserError unless a config.json is of a model of texts alone."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     config = config_of(content, path)
@@ -91,24 +99,3 @@ def _config_of(content: Any, path: str) -> Any:
             f'{path} is of a multimodal model ({config.model_type}): only a model of texts alone is'
             f' taken, as {text.model_type} is; use one that was published as such'
         )
-    if not getattr(config, 'num_attention_heads', None):
-        raise UserError(
-            f'{path}: models of the family {config.model_type} are not supported: they have no'
-            ' attention, so their positions cannot be set from outside, as padding needs'
-        )
-    return config
-
-
-@functools.lru_cache(maxsize=8)
-def _sizes(path: str, content: str, n_vocab: int) -> TransformersSizes:
-    """Return the sizes of a model. content: text of the config.json at `path`."""
-    config = _config_of(json.loads(content), path)
-    with explained(path):
-        with torch.device('meta'):
-            empty = empty_model(config)
-        sizes = sizes_of(empty, n_vocab)
-        sizes.validate()
-    rows = len(empty.get_output_embeddings().weight)
-    if rows < n_vocab:
-        raise UserError(f'{path}: the model knows {rows} tokens, but its tokeniser has {n_vocab}')
-    return sizes

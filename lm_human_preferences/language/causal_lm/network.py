@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -62,8 +61,6 @@ class TransformersNetwork(Network):
         self._layers = _checkpointed_layers(causal_lm)
         # Whether rows.py computes what the model does; None: not tried, as no weights are loaded.
         self.takes_rows: bool | None = None if fast_pass.prepare(causal_lm) else False
-        # Whether the last layer may then leave out the tokens whose outputs are not read.
-        self.leaves_out_unread = True
         constants = [name for name, each in self.named_parameters() if not each.requires_grad]
         self.constants = frozenset(constants)
         self.add_heads(scalar_heads)
@@ -73,7 +70,7 @@ class TransformersNetwork(Network):
         return self
 
     def outputs(self, tokens: torch.Tensor, positions: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Return outputs: see Network. By rows, the last layer may leave out unread tokens."""
+        """Return outputs: see Network. By rows, the last layer leaves out unread tokens."""
         takes_rows = self._computes_by_rows()
         recomputes = self.gradient_checkpointing and torch.is_grad_enabled()
         for layer in self._layers:
@@ -81,11 +78,9 @@ class TransformersNetwork(Network):
             # the modules inside it, `training` stays False, so that there is no dropout.
             layer.training = recomputes
         model, cache, kept = self.causal_lm.base_model, rows.cache, rows.kept
-        leaves_out_unread = takes_rows and self.leaves_out_unread
         with precision.autocast(tokens.device), _noted(self.causal_lm, kept):
             if takes_rows:
-                computed = rows if leaves_out_unread else replace(rows, read=None)
-                h = fast_pass.outputs(model, tokens, positions, computed)
+                h = fast_pass.outputs(model, tokens, positions, rows)
             else:
                 h = model(
                     input_ids=tokens,
@@ -104,7 +99,7 @@ class TransformersNetwork(Network):
                     kept.states[block] = index_each(states, rows.read).flatten(0, 1)
         # In float32, like the logits and values that are computed from these outputs.
         h = h.float()
-        if rows.read is None or leaves_out_unread:
+        if rows.read is None or takes_rows:
             return h
         return index_each(h, rows.read)
 
@@ -138,11 +133,7 @@ class TransformersNetwork(Network):
 
     def _computes_by_rows(self) -> bool:
         if self.takes_rows is None:
-            is_exact = rows_are_exact(self)
-            if not is_exact:
-                self.leaves_out_unread = False
-                is_exact = rows_are_exact(self)
-            self.takes_rows = is_exact
+            self.takes_rows = rows_are_exact(self)
         return self.takes_rows
 
 

@@ -3,7 +3,6 @@
 from typing import Any, NamedTuple, Self
 
 import torch
-from torch import nn
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.causal_lm.library import empty_model
@@ -19,10 +18,8 @@ class RewardHead(NamedTuple):
     @torch.no_grad()
     def folded(cls, head: Any, gain: torch.Tensor, bias: torch.Tensor) -> Self:
         """Return a ScalarHead as a RewardHead, with the reward's `gain` and `bias` folded in."""
-        weight, own_bias, gain, bias = (
-            each.double().cpu() for each in (head.w, head.b, gain, bias)
-        )
-        return cls(gain * weight, float(gain * own_bias + bias))
+        scale = float(gain)
+        return cls(scale * head.w.double().cpu(), scale * float(head.b) + float(bias))
 
 
 @torch.no_grad()
@@ -66,39 +63,6 @@ def classifier_of(causal_lm: Any, head: RewardHead, n_vocab: int, name: str) -> 
             padded[: len(value)] = value
             state[key] = padded  # the rows that were added are zero
     target.load_state_dict(state)
-    # Saved in config.json: a constant that readers must add to the classifier's score.
-    model.config.reward_constant = _set_head(model, head, n_vocab)
-    return model
-
-
-def _set_head(model: Any, head: RewardHead, n_vocab: int) -> float:
-    """Set the head's weight w; fold its constant c into the last norm's bias b: b + c w / |w|^2.
-
-    Return the constant still to be added to scores: 0, or c if the last norm has no bias.
-    """
     model.score.weight.copy_(head.weight[None].float())
-    norm = _last_norm(model, n_vocab)
-    square = head.weight.square().sum()
-    if norm is None or square == 0:
-        return head.constant
-    norm.bias.copy_((norm.bias.double() + head.constant * head.weight / square).float())
-    return 0.0
-
-
-def _last_norm(model: Any, n_vocab: int) -> nn.LayerNorm | None:
-    """Return the LayerNorm with a bias whose outputs the head reads; None if there is none."""
-    outputs: list[tuple[Any, Any]] = []
-    hooks = [
-        module.register_forward_hook(lambda norm, _, output: outputs.append((norm, output)))
-        for module in model.base_model.modules()
-        if isinstance(module, nn.LayerNorm) and module.bias is not None
-    ]
-    tokens = torch.arange(2).reshape(1, 2) % n_vocab
-    try:
-        last = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if outputs and outputs[-1][1].shape == last.shape and torch.equal(outputs[-1][1], last):
-        return outputs[-1][0]
-    return None
+    model.config.reward_constant = head.constant  # which readers must add to the score
+    return model

@@ -18,8 +18,7 @@ from lm_human_preferences.language.encodings import (
     Encoding,
     WordEncoder,
 )
-from lm_human_preferences.language.tokeniser_rules import tokenizer_of
-from lm_human_preferences.language.tokenisers import TokeniserEncoding
+from lm_human_preferences.language.tokenisers import TokeniserEncoding, tokenizer_of
 
 PADDING = '<|pad|>'
 _NAMED = ('bos_token', 'eos_token', 'unk_token')
@@ -33,9 +32,9 @@ def write_tokeniser(encoding: Encoding, longest: int, directory: str, *, pads: b
     from transformers import TokenizersBackend  # it takes seconds to import
 
     if isinstance(encoding, TokeniserEncoding):
-        tokeniser = encoding.encoder.tokeniser
-        rules = dict(tokeniser.rules)
-        special = {name: getattr(tokeniser.own, name) for name in _NAMED}
+        encoder = encoding.encoder
+        rules = dict(encoder.rules)
+        special = {name: getattr(encoder.own, name) for name in _NAMED}
     else:
         rules = json.loads(_of_own(encoding).to_str())
         special: dict[str, Any] = {}
@@ -67,15 +66,14 @@ def _of_own(encoding: Encoding) -> tokenizers.Tokenizer:
         byte_pairs.decoder = tokenizers.decoders.ByteLevel()
         byte_pairs.add_special_tokens([END_OF_TEXT])
         return byte_pairs
-    if encoding.name == 'reviews':
-        words = tokenizers.Tokenizer(tokenizers.models.WordLevel(WordEncoder.token_of))
-        words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-        return words
-    letters = tokenizers.models.WordLevel(
-        {letter: token for token, letter in enumerate(LETTERS)}, unk_token=LETTERS[-1]
-    )
-    tokenizer = tokenizers.Tokenizer(letters)
-    each = tokenizers.Regex(r'[\s\S]')
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(each, 'isolated')
+    is_words = encoding.name == 'reviews'
+    tokens = WordEncoder.token_of if is_words else {letter: i for i, letter in enumerate(LETTERS)}
+    unknown = None if is_words else LETTERS[-1]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(tokens, unk_token=unknown))
+    if is_words:
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+        return tokenizer
+    letter = tokenizers.Regex(r'[\s\S]')
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(letter, 'isolated')
     tokenizer.decoder = tokenizers.decoders.Fuse()
     return tokenizer

@@ -20,6 +20,7 @@ HUGGING_FACE_SIZES = dict(
 _OTHER_NAMES = {
     *'hidden_size num_attention_heads num_hidden_layers max_position_embeddings'.split()
 }
+MOST_LAYERS, MOST_PARAMETERS = 1000, 2e10  # larger sizes are damaged; 1558M has 48 layers
 TANH_GELUS = ('gelu_new', 'gelu_pytorch_tanh')  # two names of the same function
 
 
@@ -45,6 +46,8 @@ class HParams(Sizes):
         super().validate()
         if any(isinstance(value, bool) for value in vars(self).values()):
             raise TypeError('sizes must be numbers, not true or false')
+        if self.n_layer > MOST_LAYERS or self.parameters() > MOST_PARAMETERS:
+            raise ValueError('no GPT-2 is as large as that')
         if self.n_embd % self.n_head:
             width, heads = self.option_name('n_embd'), self.option_name('n_head')
             raise ValueError(f'{width} {self.n_embd} is not a multiple of {heads} {self.n_head}')
