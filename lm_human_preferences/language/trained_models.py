@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings, tokenisers
-from lm_human_preferences.language.adapters import peft_files
-from lm_human_preferences.language.adapters.weights import merged
+from lm_human_preferences.language.adapters import peft_files, record
 from lm_human_preferences.language.causal_lm.library import (
     LibraryWeights,
     PretrainedWeights,
@@ -278,7 +277,7 @@ class TrainedModel:
             config = config_of(storage.read_json(path), path)
             return PretrainedWeights(storage.cached_directory(self.savedir), config)
         own = CheckpointWeights(self.savedir, architecture.variable_names, architecture.embedding)
-        return merged(own, self.savedir, TrainedModel)
+        return record.merged(own, self.savedir, TrainedModel)
 
     def _merged(self) -> PreTrainedModel:
         """Return the base with the PEFT adapter in the directory merged into it."""

@@ -57,7 +57,7 @@ class CheckpointWeights(Weights):
     def __init__(self, directory: str, names: VariableNames, embedding: str = EMBEDDING) -> None:
         self._bundle = open_bundle(directory)
         self._names = names
-        self._embedding = embedding
+        self.embedding = embedding
         self.path = self._bundle.prefix
 
     def __contains__(self, name: object) -> bool:
@@ -71,15 +71,14 @@ class CheckpointWeights(Weights):
             copy_value(self._bundle[variable], target, f'{self.path}: {variable}')
 
     def scopes(self) -> list[str]:
-        return self.scopes_with(self._embedding)
-
-    def scopes_with(self, parameter: str) -> list[str]:
-        """Return the scopes of the networks that have the given parameter, sorted."""
-        name = self.name_of(parameter)
-        suffix = f'/{name}'
-        scopes = [each.removesuffix(suffix) for each in self._bundle if each.endswith(suffix)]
-        if name in self._bundle:
-            scopes.append('')
+        """Return the scopes of all networks, which have an embedding, or adapters and a head."""
+        scopes = set()
+        for parameter in (self.embedding, 'heads.value.w', 'heads.reward.w'):
+            name = self.name_of(parameter)
+            suffix = f'/{name}'
+            scopes |= {each.removesuffix(suffix) for each in self._bundle if each.endswith(suffix)}
+            if name in self._bundle:
+                scopes.add('')
         return sorted(scopes)
 
 

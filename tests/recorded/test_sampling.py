@@ -12,7 +12,7 @@ from trainers import policy_for
 from lm_human_preferences.commands.sample_policy import sample_policy
 from lm_human_preferences.hparams.command_options import SampleHParams
 from lm_human_preferences.language import sample
-from lm_human_preferences.language.decoding import Decoding
+from lm_human_preferences.language.sample import Decoding
 from lm_human_preferences.lm_tasks import TaskHParams
 from lm_human_preferences.utils import core
 

@@ -10,7 +10,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.attention import BlockInputs
-from lm_human_preferences.language.causal_lm import probe
+from lm_human_preferences.language.causal_lm import architecture
 from lm_human_preferences.language.causal_lm.network import TransformersNetwork
 from lm_human_preferences.language.causal_lm.sizes import sizes_of
 from lm_human_preferences.language.network import Network
@@ -36,7 +36,7 @@ def test_families_that_are_taken(family):
     """Padding on the left and in the middle, a cache, several responses in a row, and logits."""
     network = network_of(family)
     with torch.no_grad():
-        found = [difference for difference, _ in probe.differences(network)]
+        found = [difference for difference, _ in architecture.differences(network)]
     assert len(found) == 5 and max(found) < 1e-5
     assert_gradients_ignore_padding(network)
 
@@ -64,7 +64,7 @@ def test_heads_read_what_the_output_layer_reads():
     """OPT-350m projects it to another width than that of its blocks."""
     network = network_of('opt', word_embed_proj_dim=16)
     with torch.no_grad():
-        assert max(difference for difference, _ in probe.differences(network)) < 1e-5
+        assert max(difference for difference, _ in architecture.differences(network)) < 1e-5
     h = network.hidden(torch.arange(6).reshape(1, 6))
     assert h.shape == (1, 6, 16) and network.heads['value'](h).shape == (1, 6)
 
@@ -95,7 +95,7 @@ def assert_gradients_ignore_padding(network):
 )
 def test_families_that_are_refused(family, told):
     with pytest.raises(UserError) as e:
-        probe.check_network(network_of(family), 'org/name')
+        architecture.check_network(network_of(family), 'org/name')
     refused = f'org/name: models of the family {family} are not supported: {told}'
     assert str(e.value).startswith(refused)
     assert '\n' not in str(e.value)
@@ -107,7 +107,7 @@ def test_a_cap_on_logits_is_noticed_where_they_are_small():
     for parameter in network.parameters():
         parameter.mul_(0.05)
     with pytest.raises(UserError, match='their logits are not the product'):
-        probe.check_network(network, 'org/name')
+        architecture.check_network(network, 'org/name')
 
 
 def test_a_longer_context_by_longrope_is_not_used():
@@ -165,7 +165,7 @@ def test_a_network_that_computes_otherwise_is_refused(monkeypatch, defect, told)
     network = network_of('llama')
     monkeypatch.setattr(network, 'outputs', defect(network))
     with pytest.raises(UserError, match=told):
-        probe.check_network(network, 'org/name')
+        architecture.check_network(network, 'org/name')
 
 
 def test_responses_that_see_each_other_are_refused(monkeypatch):
@@ -175,7 +175,7 @@ def test_responses_that_see_each_other_are_refused(monkeypatch):
     network = network_of('llama')
     monkeypatch.setattr('lm_human_preferences.language.network.F.pad', all_true)
     with pytest.raises(UserError, match='several responses behind one query affect each other'):
-        probe.check_network(network, 'org/name')
+        architecture.check_network(network, 'org/name')
 
 
 @pytest.mark.parametrize('family, is_remote', [('llama', True), ('gpt2', False)])

@@ -16,7 +16,7 @@ from lm_human_preferences import ppo
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import attention, model
-from lm_human_preferences.language.decoding import Decoding
+from lm_human_preferences.language.sample import Decoding
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.machine import processors, products
 from lm_human_preferences.policy import Policy

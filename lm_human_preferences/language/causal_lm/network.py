@@ -56,7 +56,7 @@ class TransformersNetwork(Network):
         super().__init__(sizes)
         self.causal_lm = causal_lm.eval()
         config = causal_lm.config
-        scale = getattr(config, 'logit_scale', None)  # probe.py checks the logits
+        scale = getattr(config, 'logit_scale', None)  # architecture.py checks the logits
         self.logit_scale = scale or 1 / getattr(config, 'logits_scaling', 1)
         self._layers = _checkpointed_layers(causal_lm)
         # Whether rows.py computes what the model does; None: not tried, as no weights are loaded.
