@@ -63,7 +63,7 @@ class TaskHParams(hyperparams.HParams):
         None, 'token that ends a response, from truncate_after on; None: no token does', at_least=0
     )
     truncate_text: str | None = own_option(
-        None, 'instead of truncate_token: tokens that hold this text (docs/models.md)'
+        None, 'instead of truncate_token: a text of one token (docs/models.md)'
     )
     stop: bool | None = own_option(
         None, 'sample only up to the end of a response; None: if it is a chat (docs/models.md)'

@@ -16,7 +16,6 @@ import functools
 import hashlib
 import json
 import os
-import re
 import tempfile
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
@@ -119,23 +118,9 @@ class TokeniserEncoder(Encoder):
         return self._ends or super().own_ends()
 
     def tokens_holding(self, text: str) -> frozenset[int]:
-        """Return the tokens that contain `text` as whole words; UserError if no token does."""
-        before = r'(?<!\w)' if re.match(r'\w', text) else ''
-        after = r'(?!\w)' if re.search(r'\w$', text) else ''
-        pattern = re.compile(before + re.escape(text) + after)
-        found = frozenset(
-            token for token, own in enumerate(self._texts) if text in own and pattern.search(own)
-        )
-        if not found:
-            raise UserError(f'{text!r} is in no token of the tokeniser of the model')
-        return found
-
-    @functools.cached_property
-    def _texts(self) -> list[str]:
-        """Return each token's text, with U+FFFD for a part of a character."""
-        with failing('decode', 'all tokens'):
-            singles = [[token] for token in range(self.padding_token)]
-            return self.parts.decode_batch(singles, skip_special_tokens=False)
+        """Return the special token that `text` spells, or else its single token."""
+        special = frozenset(token for token, spelled in self.special.items() if spelled == text)
+        return special or super().tokens_holding(text)
 
 
 @contextlib.contextmanager

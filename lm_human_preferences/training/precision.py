@@ -16,9 +16,8 @@ from lm_human_preferences.utils.core import default_device
 
 # Words whose logits MKL computes per call; one call for all 50,257 takes 1.4 times as long.
 _VOCABULARY_PIECE = 1024
-# Numbers in the smallest weight that is prepacked, which makes products with few rows faster, with
-# 8 rows 1.4 times. Smaller weights gain nothing, nor do weights that learn: prepacking them for
-# each batch takes as long as it saves in 24 tokens.
+# Numbers in the smallest weight that is prepacked, which makes products with 8 rows 1.4 times as
+# fast. Smaller weights gain nothing, nor do those that learn, which are prepacked for each batch.
 _LARGE_WEIGHT = 2**18
 _LARGEST_FLASH = 256  # largest size of a head that flash attention accepts
 

@@ -72,8 +72,8 @@ def test_query_formatter(case):
     assert_equal(embed_queries(tokens(recorded['queries'])), recorded['contexts'])
 
 
-def test_a_text_ends_a_response_at_each_token_that_holds_it(tmp_path):
-    """It goes before a token; in an encoding of the original's it is one token."""
+def test_a_text_ends_a_response_at_its_token(tmp_path):
+    """It goes before a token, and other tokens that hold it do not count."""
     words = ['a', 'a.', '.', '."', 'b']
     encoder = tokenisers.read(write_words(tmp_path, words)).get_encoder()
     hparams = lm_tasks.TaskHParams(truncate_token=0, truncate_text='.', truncate_after=1)
@@ -84,9 +84,9 @@ def test_a_text_ends_a_response_at_each_token_that_holds_it(tmp_path):
     rows = [[1, 3, 4, 2], [1, 0, 2, 1], [2, 0, 4, 1], [2, 0, 4, 4]]
     responses = torch.tensor([[token[number] for number in row] for row in rows])
     expected = responses.clone()
-    expected[0, 2:] = expected[1, 3:] = padding
+    expected[1, 3:] = padding
     assert truncate(responses).tolist() == expected.tolist()
-    assert is_valid(responses).tolist() == [True, True, True, False]
+    assert is_valid(responses).tolist() == [True, True, False, False]
     letters = encodings.Test.get_encoder()
     assert lm_tasks.truncate_tokens(hparams, letters) == set(letters.encode('.'))
 

@@ -60,15 +60,6 @@ def test_responses_that_fill_a_row_beyond_the_window_are_as_if_alone(family):
         torch.testing.assert_close(kept, own.states[1], rtol=1e-4, atol=1e-5)
 
 
-def test_heads_read_what_the_output_layer_reads():
-    """OPT-350m projects it to another width than that of its blocks."""
-    network = network_of('opt', word_embed_proj_dim=16)
-    with torch.no_grad():
-        assert max(difference for difference, _ in architecture.differences(network)) < 1e-5
-    h = network.hidden(torch.arange(6).reshape(1, 6))
-    assert h.shape == (1, 6, 16) and network.heads['value'](h).shape == (1, 6)
-
-
 def assert_gradients_ignore_padding(network):
     tokens = torch.arange(1, 9).reshape(1, 8)
     padded = torch.cat(

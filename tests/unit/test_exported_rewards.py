@@ -1,7 +1,6 @@
 """language/exported and `export` of reward models: transformers gives the same scores."""
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -150,37 +149,26 @@ def test_there_is_no_chat_template_and_the_padding_has_a_name_of_its_own(tmp_pat
     assert found(text)['input_ids'] == encoding.get_encoder().encode(text)
 
 
-def test_the_pipeline_gives_the_scores_of_the_command_score(tmp_path, families):
-    """In batches; so does the command itself where it is given the exported reward model."""
-    from transformers import pipeline
-
-    texts = [
+def test_the_command_score_gives_the_same_scores(tmp_path, families):
+    """Whether it is given the run, or the exported reward model."""
+    lines = [
         {'query': query, 'response': f' {" ".join([word] * count)}'}
         for query in SENTENCES[:2]
         for word in ('fox', 'Bär', '<s>')
         for count in (1, 28)
     ]
-    (tmp_path / 'texts.jsonl').write_text('\n'.join(map(json.dumps, texts)))
+    (tmp_path / 'texts.jsonl').write_text('\n'.join(map(json.dumps, lines)))
 
     def scored(reward):
-        printed = invoke(f'score {reward} {tmp_path}/texts.jsonl').stdout
+        printed = succeed(f'score {reward} {tmp_path}/texts.jsonl').stdout
         return torch.tensor([json.loads(line)['score'] for line in printed.splitlines()])
 
-    initial = families('llama', max_position_embeddings=256)
-    save_reward_model(tmp_path / 'run/reward_model', initial)
-    shutil.rmtree(tmp_path / 'initial')
+    save_reward_model(tmp_path / 'run/reward_model', families('llama', max_position_embeddings=256))
     lengths = {'task__query_length': 100, 'task__response_length': 150}
     write_settings(tmp_path / 'run', 'train_reward', 'test', ranks=1, **lengths)
-    out = exported(tmp_path / 'run', tmp_path / 'out')
-    own = scored(tmp_path / 'run')
-    found = pipeline('text-classification', model=str(out))(
-        [each['query'] + each['response'] for each in texts], batch_size=16
-    )
-    constant = storage.read_json(f'{out}/config.json')['reward_constant']
-    of_pipeline = torch.tensor([each['score'] for each in found]) + constant
-    for again in (of_pipeline, scored(out)):
-        assert (again - own).abs().max() <= 1e-5 * own.abs().max()
-    assert len(own) == len(texts) and own.std() > 0.1
+    own, found = scored(tmp_path / 'run'), scored(exported(tmp_path / 'run', tmp_path / 'out'))
+    assert (found - own).abs().max() <= 1e-5 * own.abs().max()
+    assert len(own) == len(lines) and own.std() > 0.1
 
 
 def test_what_is_written_and_said(tmp_path):

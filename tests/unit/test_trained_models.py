@@ -163,12 +163,6 @@ def test_the_encoding_of_a_released_model_is_known_without_a_network(monkeypatch
     assert TrainedModel('gpt2-xl').encoding is encodings.Main
 
 
-def test_a_directory_named_as_a_released_model_has_its_own_encoding(monkeypatch, model_dir):
-    monkeypatch.chdir(model_dir.parent)
-    model_dir.rename('124M')
-    assert TrainedModel('124M').encoding is encodings.Test
-
-
 def test_the_scope_of_a_training_checkpoint_is_found(tmp_path):
     hparams = HParams(**SIZES)
     policy, reference = (Model(hparams).initialize() for _ in range(2))
