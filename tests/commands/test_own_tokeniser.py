@@ -5,14 +5,12 @@ import shutil
 
 import pytest
 from command_line import error_of, invoke, succeed
-from label_folders import HEADER
-from label_page import press
 from tiny_causal_lms import save, tiny
 from tiny_tokenisers import END, write_byte_level, write_words
 
 import sample
-from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
-from lm_human_preferences.language import chat, tokenisers
+from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.language import chat
 
 PAIRS = [
     {'prompt': 'It was late.', 'chosen': ' The fox jumps.', 'rejected': ' She said so twice.'},
@@ -156,26 +154,3 @@ def samples_as_trained(exported):
     assert found.eos_token_id == [0]
     assert (found.do_sample, found.temperature, found.top_k, found.top_p) == (True, 0.7, 0, 1.0)
     assert (found.repetition_penalty, found.min_p) == (1.0, None)
-
-
-def test_labellers_of_a_chat_see_no_marks(tmp_path):
-    encoding = tokenisers.read(write_byte_level(tmp_path / 'model'))
-    encoder = encoding.get_encoder()
-
-    def tokens(text, length):
-        ids = [*encoder.encode(text), encoding.eot_token]
-        return ids + [encoder.padding_token] * (length - len(ids))
-
-    texts = {'query': 'It was late.', 'sample0': 'Why?', 'sample1': 'So what?'}
-    task = {
-        'label_type': 'best_of_2',
-        'encoding': encoding.name,
-        'instructions': 'Choose.',
-        'task': {'query_length': 40, 'response_length': 40, 'chat': True},
-    }
-    folder = str(tmp_path / 'labels')
-    with QuestionWriter(folder, task, encoding) as writer:
-        question = {field: tokens(text, 40) for field, text in texts.items()}
-        writer.add([question], [{**HEADER, 'policies': ['initial'] * 2}])
-    printed = press(folder, '1')
-    assert all(text in printed for text in texts.values()) and END not in printed

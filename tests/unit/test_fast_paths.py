@@ -323,22 +323,6 @@ def test_few_rows_are_multiplied_by_weights_laid_out(
         assert hasattr(weight, 'prepacked') == is_laid_out
 
 
-@needs_bf16
-@torch.no_grad()
-def test_weights_are_laid_out_for_each_precision(net, monkeypatch):
-    monkeypatch.setattr(products, 'prepacked_rows', lambda *_: range(2, FEW + 1))
-    monkeypatch.setattr(precision, '_LARGE_WEIGHT', 1)
-    net.requires_grad_(False)
-    x, layer = torch.randn(FEW, 64), net.transformer.h[0].mlp.c_fc
-    exact = torch.addmm(layer.bias, x, layer.weight)
-    for name, dtype in ('fp32', torch.float32), ('bf16', torch.bfloat16), ('fp32', torch.float32):
-        precision.configure(name, CPU, 'default')
-        with precision.autocast(CPU):
-            found = layer(x)
-        assert found.dtype == dtype == layer.weight.prepacked[0][1]
-        assert_norm_close(found.float(), exact, rtol=1e-6 if dtype == torch.float32 else 0.02)
-
-
 def test_without_the_operators_products_are_ordinary_ones(net, library, monkeypatch):
     monkeypatch.setattr(torch.ops, 'mkldnn', object())
     precision.configure('bf16', CPU, library)
