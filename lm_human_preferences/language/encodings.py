@@ -19,9 +19,8 @@ from lm_human_preferences.errors import UserError
 # its paper; encoder.py of its release).
 WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 END_OF_TEXT = '<|endoftext|>'
-BYTE_PAIR_FILES = ('encoder.json', 'vocab.bpe')
 # {file of OpenAI's release: its name in transformers}
-TRANSFORMERS_FILES = {'encoder.json': 'vocab.json', 'vocab.bpe': 'merges.txt'}
+BYTE_PAIR_FILES = {'encoder.json': 'vocab.json', 'vocab.bpe': 'merges.txt'}
 
 
 class Encoder(ABC):
@@ -162,7 +161,7 @@ class Encoding:
     @property
     def is_here(self) -> bool:
         """Return whether this encoding can be used without a download."""
-        return self.base_path is None or storage.is_here(self.path(BYTE_PAIR_FILES[0]))
+        return self.base_path is None or storage.is_here(self.path('encoder.json'))
 
     def fits(self, rows: int) -> bool:
         """Return whether a network whose embedding has `rows` rows can use this encoding."""
@@ -174,7 +173,7 @@ class Encoding:
     def write_tokeniser(self, directory: str) -> None:
         """Write GPT-2's files under transformers' names; other encodings have no files."""
         if self.base_path is not None:
-            for ours, theirs in TRANSFORMERS_FILES.items():
+            for ours, theirs in BYTE_PAIR_FILES.items():
                 source = storage.cached_path(self.path(ours))
                 shutil.copyfile(source, os.path.join(directory, theirs))
 

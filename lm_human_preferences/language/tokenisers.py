@@ -89,10 +89,7 @@ class TokeniserEncoder(Encoder):
         return self.encode_whole('a') != self.encode('a')
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
-        """Return text with special tokens spelled out; KeyError for an id that is not a token.
-
-        UserError if the tokeniser fails.
-        """
+        """Return text with special tokens spelled out; KeyError for an id that is not a token."""
         ids = [int(token) for token in tokens]
         for token in ids:
             if not 0 <= token <= self.padding_token:
@@ -344,10 +341,7 @@ def for_people(encoder: Encoder, is_chat: bool | None) -> Encoder:
 
 
 def unnamed_ids_are_of_gpt2(model: Encoding | Encoder) -> bool:
-    """Return whether token ids in a file that names no encoding are GPT-2's.
-
-    They are if the model has its own tokeniser; else they are ids of the model's encoding.
-    """
+    """Return whether token ids without a named encoding are GPT-2's, not those of the model."""
     return isinstance(model, TokeniserEncoding | TokeniserEncoder)
 
 

@@ -56,10 +56,7 @@ _probed: set[str | None] = set()  # directories whose models this process has ch
 
 @dataclasses.dataclass(frozen=True)
 class GPT2:
-    """Architecture of this program's own GPT-2, which needs no check against transformers.
-
-    embedding: name of the parameter that embeds tokens.
-    """
+    """Architecture of this program's own GPT-2. embedding: name of the token embedding."""
 
     _sizes: HParams
     variable_names = Model.variable_names

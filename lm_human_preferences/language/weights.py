@@ -163,10 +163,7 @@ def scoped(scope: str, name: str) -> str:
 def load_parameters(
     weights: Weights, parameters: Mapping[str, torch.Tensor], scope: str
 ) -> list[str]:
-    """Copy the weights of `scope` into {name: parameter}; return the names that `weights` lack.
-
-    UserError if a value is not finite.
-    """
+    """Copy the weights of `scope` into {name: parameter}; return the names that are missing."""
     missing = []
     for name, parameter in parameters.items():
         if scoped(scope, name) not in weights:

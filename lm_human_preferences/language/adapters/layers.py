@@ -105,8 +105,3 @@ def reduce(network: Network) -> None:
     for layer in network.modules():
         if type(layer) in _ADAPTED:
             layer.to(torch.bfloat16)
-
-
-def is_transposed(network: nn.Module) -> bool:
-    """Return whether the weights of the network's linear layers are (inputs, outputs)."""
-    return any(isinstance(layer, Projection) for layer in network.modules())

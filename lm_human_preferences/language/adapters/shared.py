@@ -14,6 +14,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import RunHParams
 from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.language.adapters import layers, record
+from lm_human_preferences.language.model import Projection
 from lm_human_preferences.language.network import HEADS, Network
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.machine import process
@@ -71,7 +72,7 @@ class SharedBase(TrainedModel):
         super().write_files(directory)
         assert self.savedir is not None
         base = self.savedir if storage.is_remote(self.savedir) else os.path.abspath(self.savedir)
-        is_transposed = layers.is_transposed(self._base)
+        is_transposed = any(isinstance(each, Projection) for each in self._base.modules())
         record.Record(base, self.digest, is_transposed, self.adapters).write(directory)
 
     def check_record(self, directory: str) -> None:

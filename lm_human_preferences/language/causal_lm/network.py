@@ -124,11 +124,8 @@ class TransformersNetwork(Network):
         return layer.weight[:n_vocab], None if layer.bias is None else layer.bias[:n_vocab]
 
     def takes_row_of(self, columns: int) -> bool:
-        """Return whether completions may share a row: see Network.
-
-        By rows, we use our attention, which depends on positions. The model's own attention may be
-        limited to a number of columns, as in GPT-Neo.
-        """
+        """Return whether completions may share a row: see Network."""
+        # The model's own attention may be limited to a number of columns, as in GPT-Neo.
         return columns <= self.sizes.n_ctx or self._computes_by_rows()
 
     def _computes_by_rows(self) -> bool:

@@ -39,10 +39,7 @@ def sizes_of(causal_lm: Any, n_vocab: int) -> TransformersSizes:
 
 
 def _kept_numbers(causal_lm: Any) -> int:
-    """Estimate how many values per token a block keeps for the gradient.
-
-    They are the inputs and outputs of its norms and of its products with weights.
-    """
+    """Count the inputs and outputs, per token, of a block's norms and products with weights."""
     config = causal_lm.config
     chosen = getattr(config, 'num_experts_per_tok', None) or 1
     numbers = 4 * config.hidden_size
