@@ -47,11 +47,12 @@ def known_model(name: str) -> tuple[HParams, Encoding] | None:
 
 def truncate_tokens(hparams: TaskHParams, encoder: Encoder | None) -> frozenset[int] | None:
     """Return the tokens that end a response, or None; UserError if --task.stop finds none."""
+    token = hparams.truncate_token
     if hparams.truncate_text:
         assert encoder is not None
-        return _tokens_holding(encoder, hparams, 'truncate_text')
-    if hparams.truncate_token is not None:
-        return frozenset([hparams.truncate_token])
+        token = _token_of(encoder, hparams, 'truncate_text')
+    if token is not None:
+        return frozenset([token])
     if not hparams.stops:
         return None
     assert encoder is not None
@@ -181,7 +182,7 @@ def check_task(hparams: TaskHParams, encoding: Encoding, sizes: Sizes) -> None:
         )
     encoder = encoding.get_encoder()
     for option in ('start_text', 'end_text', 'truncate_text'):
-        _tokens_holding(encoder, hparams, option)
+        _token_of(encoder, hparams, option)
     check_lengths(hparams, encoder, sizes)
 
 
@@ -203,13 +204,13 @@ def check_lengths(hparams: TaskHParams, encoder: Encoder, sizes: Sizes) -> None:
         )
 
 
-def _tokens_holding(encoder: Encoder, hparams: TaskHParams, option: str) -> frozenset[int] | None:
-    """Return the tokens that contain the text of `option`; None if it has no text."""
+def _token_of(encoder: Encoder, hparams: TaskHParams, option: str) -> int | None:
+    """Return the token of the text of `option`; None if it has no text."""
     text = getattr(hparams, option)
     if not text:
         return None
     with about_option(f'--task.{option}'):
-        return encoder.tokens_holding(text)
+        return encoder.single_token(text)
 
 
 @dataclasses.dataclass(eq=False)
@@ -270,8 +271,8 @@ def make_query_sampler(
         mode,
         encoder,
         seed=seed,
-        start_token=_tokens_holding(encoder, hparams, 'start_text'),
-        end_token=_tokens_holding(encoder, hparams, 'end_text'),
+        start_token=_token_of(encoder, hparams, 'start_text'),
+        end_token=_token_of(encoder, hparams, 'end_text'),
         # An empty query without prefix and suffix leaves the model nothing to continue.
         allow_empty=has_affix and not hparams.chat,
         contexts=contexts,

@@ -132,7 +132,7 @@ class Run:
         log_as_original(f'Will save to {run.save_dir}')
         ranks = self.comm.size
         run_settings.write(self.settings, run.directory, experiment=self.experiment, ranks=ranks)
-        origin = {'ranks': ranks, **process.hardware(), **initial_model.parts()}
+        origin = {'ranks': ranks, **process.hardware()}
         run_record.begin(run.directory, phase.command.command, origin, {network: seed})
         initial_model.write_files(storage.join(run.directory, network))
 

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from lm_human_preferences import storage
@@ -20,9 +20,6 @@ from lm_human_preferences.utils.original_names import explain_missing
 
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
-
-# One token, or several with the same meaning; None: the option is not set.
-Tokens = int | Collection[int] | None
 
 USED, CUT = 'used', 'cut'  # uses of a text: whole, or a part of it
 COUNTED_CHARACTERS = 4_000_000  # GPT-2's encoder reads as many in about a second
@@ -43,8 +40,8 @@ class QueryRules:
     encoder: Encoder
     seed: int = 0
     shuffle: bool = True
-    start_token: Tokens = None
-    end_token: Tokens = None
+    start_token: int | None = None
+    end_token: int | None = None
     allow_empty: bool = True
     contexts: Contexts | None = None
 
@@ -60,16 +57,13 @@ class QueryRules:
             start = None  # a label's query already begins after its start token
         begun = tokens
         if start is not None:
-            starts = {start} if isinstance(start, int) else start
-            first = next((i for i, token in enumerate(tokens) if token in starts), None)
-            if first is None:
+            if start not in tokens:
                 return [], 'no_start'
             # As in the original, a text that ends with its first start token is kept whole.
-            begun = tokens[first + 1 :] or tokens
+            begun = tokens[tokens.index(start) + 1 :] or tokens
         ended = begun[: self.length]
         if end is not None:
-            ends = {end} if isinstance(end, int) else end
-            while ended and ended[-1] not in ends:
+            while ended and ended[-1] != end:
                 ended.pop()
             if not ended:
                 return [], 'no_end'

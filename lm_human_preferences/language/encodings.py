@@ -61,12 +61,12 @@ class Encoder(ABC):
         """Return the tokens with which the model ends a text."""
         return frozenset() if self.eot_token is None else frozenset([self.eot_token])
 
-    def tokens_holding(self, text: str) -> frozenset[int]:
-        """Return the tokens that contain `text`; UserError unless `text` is a single token."""
+    def single_token(self, text: str) -> int:
+        """Return the token of `text`; UserError unless it is a single one."""
         tokens = self.encode(text)
         if len(tokens) != 1:
             raise UserError(f'{text!r} must be a single token, not {len(tokens)}')
-        return frozenset(tokens)
+        return tokens[0]
 
 
 class BytePairEncoder(Encoder):

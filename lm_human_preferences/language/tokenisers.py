@@ -114,10 +114,12 @@ class TokeniserEncoder(Encoder):
     def own_ends(self) -> frozenset[int]:
         return self._ends or super().own_ends()
 
-    def tokens_holding(self, text: str) -> frozenset[int]:
+    def single_token(self, text: str) -> int:
         """Return the special token that `text` spells, or else its single token."""
-        special = frozenset(token for token, spelled in self.special.items() if spelled == text)
-        return special or super().tokens_holding(text)
+        for token, spelled in self.special.items():
+            if spelled == text:
+                return token
+        return super().single_token(text)
 
 
 @contextlib.contextmanager

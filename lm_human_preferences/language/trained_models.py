@@ -180,12 +180,6 @@ class TrainedModel:
         weights = self.open_weights()
         return scoped(self.scope_in(weights), _REWARD_HEAD) in weights
 
-    def parts(self) -> dict[str, str]:
-        """Return {'adapter': path, 'base': path}, with the hub's commits; {} without an adapter."""
-        if self._adapted is None:
-            return {}
-        return {'adapter': str(self.savedir), 'base': str(self._adapted.savedir)}
-
     def write_files(self, directory: str) -> None:
         self.architecture.write_files(directory)
         self.encoding.write_files(directory)

@@ -171,7 +171,7 @@ def test_a_panic_of_a_tokeniser_is_a_line(monkeypatch, tmp_path):
         lambda: encoder.encode('a'),
         lambda: encoder.encode_whole('a'),
         lambda: encoder.decode([1]),
-        lambda: encoder.tokens_holding('a'),
+        lambda: encoder.single_token('a'),
         lambda: template.context((1,)),
         lambda: reward._tokens([]),
     ):

@@ -196,16 +196,6 @@ def test_how_texts_are_cut(encoder, text, start, end, expected, use):
     assert rules.query_of(text) == (encoder.encode(expected), use)
 
 
-def test_several_tokens_may_begin_and_end_a_query(encoder):
-    dataset = datasets.Dataset(
-        'x', lambda mode, seed, shuffle: iter(['xya.yb.c', 'bxab']), is_new=False
-    )
-    options = dict(mode='train', encoder=encoder, repeat_count=1)
-    starts, ends = ({*encoder.encode(texts)} for texts in ('yx', '.b'))
-    sequences = sequences_of(dataset, 5, start_token=starts, end_token=ends, **options)
-    assert [encoder.decode(tokens) for tokens in sequences] == ['ya.yb', 'ab<unk><unk><unk>']
-
-
 def test_the_test_data_set_is_reproducible_and_ranks_are_disjoint(encoder):
     def stream(count, **options):
         options = {'mode': 'train', 'encoder': encoder, **options}

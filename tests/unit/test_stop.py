@@ -282,7 +282,7 @@ def task(**settings):
 )
 def test_ends_are_those_of_the_model_and_in_a_chat_those_of_its_template(tmp_path, files, ends):
     encoder = encoder_of(tmp_path, **files)
-    start = encoder.tokens_holding('<s>')
+    start = {encoder.single_token('<s>')}
     assert lm_tasks.truncate_tokens(task(stop=True), encoder) == ends
     assert lm_tasks.truncate_tokens(task(chat=True), encoder) == ends | start
     assert lm_tasks.truncate_tokens(task(), encoder) is None

@@ -55,12 +55,11 @@ def test_ids_of_an_encoding(tmp_path):
 def test_the_token_of_a_text(tmp_path):
     encoder = tokenisers.read(write_words(tmp_path, ['was', '.', 'was.'])).get_encoder()
     for text in ('.', ' was', END):
-        (token,) = encoder.tokens_holding(text)
-        assert encoder.decode([token]) == text
+        assert encoder.decode([encoder.single_token(text)]) == text
     with pytest.raises(UserError, match=r"^'dog' must be a single token, not 3$"):
-        encoder.tokens_holding('dog')
+        encoder.single_token('dog')
     pieces = tokenisers.read(write_sentencepiece(tmp_path)).get_encoder()
-    assert [pieces.decode([token]) for token in pieces.tokens_holding('\n')] == ['\n']  # <0x0A>
+    assert pieces.decode([pieces.single_token('\n')]) == '\n'  # <0x0A>
 
 
 def test_a_token_that_the_settings_alone_add_counts(tmp_path):
