@@ -144,12 +144,6 @@ def test_where_the_template_is(tmp_path):
         place = place.get_encoder() if place is encodings.Test else place
         with pytest.raises(UserError, match=f'^--task.chat: .*{told}'):
             lm_tasks.query_formatter(task(), place)
-    several = [{'name': 'tools', 'template': 'x'}, {'name': 'default', 'template': TEMPLATE}]
-    encoder = encoder_of(tmp_path, template=several)
-    assert encoder.decode(ChatTemplate(encoder, '', '', 9).context((0,))).startswith('<s><|user|>')
-    (tmp_path / 'chat_template.jinja').write_text('{{ messages[0].content }}!')
-    encoder = tokenisers.read(str(tmp_path)).get_encoder()
-    assert encoder.decode(ChatTemplate(encoder, '', '', 9).context((50,))).endswith('!')
 
 
 @pytest.mark.parametrize(
