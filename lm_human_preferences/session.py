@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences import lm_tasks, storage
@@ -43,13 +43,15 @@ class Run:
     """Run of a training command, whose directory this process has locked.
 
     settings: settings of the whole command. experiment: name of the experiment, for the record.
-    place: directory for new reward models. bases: base models that networks with adapters share.
+    place: directory for new reward models. upload: uploads the directory if it is remote. bases:
+    base models that networks with adapters share.
     """
 
     settings: Settings
     comm: Comm
     experiment: str | None
     place: str
+    upload: Callable[[], None]
     bases: Bases = dataclasses.field(default_factory=Bases)
 
     def plan(self) -> Plan:
@@ -84,6 +86,7 @@ class Run:
             resume=run.resume,
             max_to_keep=max_to_keep,
             stop_timeout=run.stop_timeout,
+            after_save=self.upload,
         )
 
     def prepare(self, phase: Training, checkpointer: Checkpointer) -> TrainedModel:
@@ -160,11 +163,11 @@ def opened(settings: Settings, comm: Comm | None, experiment: str | None) -> Ite
     configure_console(settings.run.console)
     checks.check_settings(settings, comm.size)
     with (
-        run_dir.lock_run_dir(settings, comm),
+        run_dir.lock_run_dir(settings, comm) as upload,
         _saved_or_scratch(settings.run.save_dir, comm) as place,
         oom_explained(),
     ):
-        yield Run(settings, comm, experiment, place)
+        yield Run(settings, comm, experiment, place, upload)
 
 
 @contextlib.contextmanager

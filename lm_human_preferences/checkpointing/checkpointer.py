@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Protocol
 
@@ -49,7 +49,7 @@ class Checkpointer(contextlib.AbstractContextManager):
     """Saving and resuming of a trainer. Every rank has a checkpointer, and rank 0 writes.
 
     directory: local directory; None: nothing is saved. stop_timeout: seconds for the current step
-    to end after a signal.
+    to end after a signal. after_save: called in the background when a checkpoint is listed.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         resume: bool,
         max_to_keep: int = 20,
         stop_timeout: int = stop_signals.STOP_TIMEOUT,
+        after_save: Callable[[], object] = lambda: None,
     ) -> None:
         self.directory = directory
         self.comm = comm
@@ -67,6 +68,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         self.frozen: tuple[str, ...] = ()  # prefixes of the names of tensors that are not copied
         self.max_to_keep = max_to_keep
         self.stop_timeout = stop_timeout
+        self.after_save = after_save
         checkpoint = None
         if resume and directory and comm.rank == 0:
             checkpoint = checkpoints.latest_resumable(directory)
@@ -77,7 +79,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         self.seed: int | None = None
         self.library: Any = state.get('library')  # for matrix products, with which the run began
         self.saved_step: int | None = None
-        self.writing: concurrent.futures.Future[str] | None = None
+        self.writing: concurrent.futures.Future[None] | None = None
         self.host_buffers: dict[str, torch.Tensor] = {}
         self.failed = False
         self.stop_requested = False
@@ -172,15 +174,14 @@ class Checkpointer(contextlib.AbstractContextManager):
             state = {**position, 'seed': self.seed, 'library': self.library, 'random': random}
         if self.comm.rank == 0:
             self.wait()
-            self.writing = self.thread.submit(
-                checkpoints.save,
-                self.directory,
-                f'model.ckpt-{step}',
-                self._copy(variables_of(trainer)),
-                state=state,
-                max_to_keep=self.max_to_keep,
-            )
+            tensors = self._copy(variables_of(trainer))
+            self.writing = self.thread.submit(self._write, f'model.ckpt-{step}', tensors, state)
         self.saved_step = step
+
+    def _write(self, name: str, tensors: Mapping[str, torch.Tensor], state: Any) -> None:
+        assert self.directory is not None
+        checkpoints.save(self.directory, name, tensors, state=state, max_to_keep=self.max_to_keep)
+        self.after_save()
 
     def save_on_error(self, trainer: Trainer) -> None:
         """Save `trainer` in the middle of a step, unless it is saved or a save has failed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
 from lm_human_preferences import storage
@@ -102,11 +102,10 @@ def prepare_run_dir(
     run_lock.check_free(directory)
     if overwrite and hparams.run.resume:
         raise UserError('--overwrite and --run.resume contradict each other: give one of them')
-    if storage.is_remote(save_dir):
-        if dry_run:
-            return [f'--save_dir {save_dir}']
-        fetch_run_dir(save_dir, fetch=hparams.run.resume)
+    if storage.is_remote(save_dir) and dry_run:
+        return [f'--save_dir {save_dir}']
     if hparams.run.resume:
+        fetch_run_dir(save_dir)
         run_settings.check_settings(hparams, explicitly_set)
         return []
     refuse_existing(hparams, overwrite=overwrite)
@@ -116,34 +115,42 @@ def prepare_run_dir(
     return []
 
 
-def fetch_run_dir(save_dir: str, fetch: bool = True) -> str:
-    """Return a run's local directory; fetch: download its missing files; UserError if in use."""
+def fetch_run_dir(save_dir: str) -> str:
+    """Return a run's local directory, after fetching what it lacks; UserError if it is in use."""
     directory = storage.staging_dir(save_dir)
     if directory == save_dir or launch_methods.current().rank:
         return save_dir
     from lm_human_preferences.runs import uploads
 
-    if not uploads.is_up_to_date(save_dir, directory) and fetch:
+    if not uploads.is_up_to_date(save_dir, directory):
         with run_lock.held(directory, ranks=1):
             uploads.fetch(save_dir, directory, run_files.written_by(run_files.COMMANDS))
     return directory
 
 
 @contextlib.contextmanager
-def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[None]:
-    """Lock a run's directory, so that only this job writes there; UserError if that fails."""
+def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[Callable[[], None]]:
+    """Lock a run's directory, so that only this job writes there; UserError if that fails.
+
+    Yield a function that uploads the directory if SAVE_DIR is remote, to be called by rank 0.
+    """
     directory = hparams.run.directory
+    upload: Callable[[], None] = _upload_nothing
     with contextlib.ExitStack() as stack:
         if directory is not None:
             check_directory(directory)
         if directory is not None and comm.rank == 0:
-            stack.enter_context(_locked(hparams, directory, comm.size))
-        yield
+            upload = stack.enter_context(_locked(hparams, directory, comm.size))
+        yield upload
         comm.on_rank_0(stack.close)  # ranks wait, as the remaining uploads may take long
 
 
+def _upload_nothing() -> None:
+    """Stand for the upload of a run that is kept on this machine."""
+
+
 @contextlib.contextmanager
-def _locked(hparams: Training, directory: str, ranks: int) -> Iterator[None]:
+def _locked(hparams: Training, directory: str, ranks: int) -> Iterator[Callable[[], None]]:
     """Hold the lock of a run's directory, upload what is written, and record how the run ends."""
     with (
         stop_signals.handled(stop_signals.interrupt, *stop_signals.TO_STOP),
@@ -154,20 +161,17 @@ def _locked(hparams: Training, directory: str, ranks: int) -> Iterator[None]:
         for path in own_files(hparams):
             if path.endswith('.part'):
                 os.remove(path)
-        with _uploaded(hparams, directory), run_record.ended(directory, hparams.command):
-            yield
+        uploading = contextlib.nullcontext(_upload_nothing)
+        save_dir = str(hparams.run.save_dir)
+        if storage.is_remote(save_dir):
+            from lm_human_preferences.runs import uploads
 
-
-def _uploaded(hparams: Training, directory: str) -> contextlib.AbstractContextManager[None]:
-    """Within the block, upload what is written if SAVE_DIR is remote."""
-    save_dir = hparams.run.save_dir
-    if save_dir is None or not storage.is_remote(save_dir):
-        return contextlib.nullcontext()
-    from lm_human_preferences.runs import uploads
-
-    if not hparams.run.resume:
-        run_record.fetch(save_dir, directory)  # other trainings may have entries in it
-    return uploads.uploaded(save_dir, directory, run_files.uploaded_by(hparams.commands))
+            if not hparams.run.resume:
+                run_record.fetch(save_dir, directory)  # other trainings may have entries in it
+            files = run_files.uploaded_by(hparams.commands)
+            uploading = uploads.uploaded(save_dir, directory, files)
+        with uploading as upload, run_record.ended(directory, hparams.command):
+            yield upload
 
 
 def resume_hint(hparams: Training) -> str:

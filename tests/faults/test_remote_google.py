@@ -13,7 +13,6 @@ from command_line import invoke, succeed
 
 from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
-from lm_human_preferences.runs import uploads
 
 STORE = 'gs://my-bucket/runs'
 
@@ -71,7 +70,6 @@ def bucket(cache, monkeypatch):
     found = Bucket()
     monkeypatch.setattr(_common, 'execute_request', found.request)
     monkeypatch.setenv('BLOBFILE_FORCE_GOOGLE_ANONYMOUS_AUTH', '1')
-    monkeypatch.setattr(uploads, 'SYNC_SECONDS', 0.01)
     return found
 
 
