@@ -2,17 +2,14 @@
 
 import contextlib
 import dataclasses
-import glob
+import itertools
 import math
-import os
-from collections.abc import Iterator
-from typing import Any
 
 from lm_human_preferences import storage
+from lm_human_preferences.utils import event_files
 from lm_human_preferences.utils.logging import ALARMS
 
 _TEXT = 'text'  # name of TensorBoard's plugin for texts
-_PREFIX = 'events.out.tfevents.'  # prefix of the names of event files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +30,7 @@ def read(run: str, events: str) -> Log:
     values: dict[str, dict[int, float]] = {}
     alarms: set[tuple[int, str]] = set()
     resumed: set[int] = set()
-    for event in _events(run, events):
+    for event, _ in itertools.chain.from_iterable(map(event_files.read, _files(run, events))):
         if event.HasField('session_log'):
             resumed.add(event.step)
         for value in event.summary.value:
@@ -51,26 +48,12 @@ def read(run: str, events: str) -> Log:
     return Log(curves, broken, tuple(sorted(alarms)), tuple(sorted(resumed)))
 
 
-def _events(run: str, events: str) -> Iterator[Any]:
-    """Yield the events of all files of a run; from a damaged file, the events before the damage."""
-    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
-    from tensorboard.compat.proto.event_pb2 import (
-        Event,  # pyright: ignore[reportAttributeAccessIssue]  protobuf makes it at run time
-    )
-
-    for path in _files(run, events):
-        with contextlib.suppress(Exception):  # libraries raise anything for a damaged file
-            for record in RawEventFileLoader(path).Load():
-                yield Event.FromString(record)
-
-
 def _files(run: str, events: str) -> list[str]:
     """Return the paths of a run's event files in order, after fetching those of a remote run."""
     directory = storage.join(run, events)
     if not storage.is_remote(run):
-        found = glob.glob(f'{glob.escape(directory)}/{_PREFIX}*')
-        return sorted(filter(os.path.isfile, found))  # opening a pipe would block
+        return event_files.paths(directory)
     with contextlib.suppress(storage.StorageError):
-        names = [name for name in storage.listing(directory) if name.startswith(_PREFIX)]
-        return [storage.cached_path(storage.join(directory, name)) for name in sorted(names)]
+        names = sorted(storage.listing(directory))
+        return [storage.cached_path(storage.join(directory, name)) for name in names]
     return []

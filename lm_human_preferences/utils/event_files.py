@@ -1,13 +1,14 @@
 """Event files for TensorBoard, whose own writers import slowly and crash on a full disk."""
 
+import contextlib
 import glob
 import io
-import math
 import os
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import (
     Event,  # pyright: ignore[reportAttributeAccessIssue]
@@ -28,7 +29,7 @@ def create(directory: str, first_step: int | None) -> io.FileIO:
     os.makedirs(directory, exist_ok=True)
     # TensorBoard reads files by name: a new one comes last, even if the clock was set back.
     second = int(time.time())
-    for path in _paths(directory):
+    for path in paths(directory):
         other = os.path.basename(path).split('.')[3]
         if other.isdecimal():
             second = max(second, int(other) + 1)
@@ -58,14 +59,35 @@ def record_of_text(tag: str, text: str, step: int) -> bytes:
     return _encode(Event(wall_time=time.time(), step=step, summary=summary))
 
 
+def read(path: str) -> Iterator[tuple[Any, int]]:
+    """Yield (event, its end in the file) of each event of a file, up to the first damaged one."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+
+    end = 0
+    with contextlib.suppress(Exception):  # libraries raise anything for a damaged file
+        for record in RawEventFileLoader(path).Load():
+            end += len(record) + 16  # with its length and two CRCs
+            yield Event.FromString(record), end
+
+
 def purge(directory: str, step: int) -> None:
-    """Delete the events of `step` and later from all files of a directory."""
-    for path in _paths(directory):
-        _cut(path, step)
+    """Delete the events of `step` and later, and damaged ones, from all files of a directory."""
+    for path in paths(directory):
+        kept = 0
+        for event, end in read(path):
+            if event.step >= step:
+                break
+            kept = end
+        if kept:
+            os.truncate(path, kept)
+        else:
+            os.remove(path)
 
 
-def _paths(directory: str) -> list[str]:
-    return glob.glob(os.path.join(glob.escape(directory), f'{_PREFIX}*'))
+def paths(directory: str) -> list[str]:
+    """Return the files of events in a directory in their order, without links and pipes."""
+    found = glob.glob(os.path.join(glob.escape(directory), f'{_PREFIX}*'))
+    return sorted(path for path in found if os.path.isfile(path) and not os.path.islink(path))
 
 
 def _encode(event: Event) -> bytes:
@@ -74,30 +96,3 @@ def _encode(event: Event) -> bytes:
     length = struct.pack('<Q', len(data))
     length_crc = struct.pack('<I', masked_crc(length))
     return length + length_crc + data + struct.pack('<I', masked_crc(data))
-
-
-def _cut(path: str, step: int) -> None:
-    """Truncate a file before its first event that is damaged, or at `step` or later."""
-    if os.path.islink(path) or not os.path.isfile(path):  # not written by this program
-        return
-    with open(path, 'rb+') as f:
-        data = f.read()
-        end = 0
-        while end < len(data):
-            next_end = end + 16 + int.from_bytes(data[end : end + 8], 'little')
-            event = data[end + 12 : next_end - 4]
-            crc = int.from_bytes(data[next_end - 4 : next_end], 'little')
-            if masked_crc(event) != crc or _step_of(event) >= step:
-                break
-            end = next_end
-        f.truncate(end)
-    if end == 0:
-        os.remove(path)
-
-
-def _step_of(event: bytes) -> float:
-    """Return the step of a serialized event; infinity if it cannot be parsed."""
-    try:
-        return Event.FromString(event).step
-    except Exception:  # protobuf's DecodeError, but only tensorboard imports protobuf
-        return math.inf
