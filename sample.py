@@ -13,7 +13,7 @@ A --model gets the task of the experiment `chat`, unless options --task.NAME cha
 
 from typing import Any
 
-from lm_human_preferences import shell
+from lm_human_preferences import shell, storage
 
 shell.require('click')
 
@@ -23,7 +23,6 @@ from lm_human_preferences.cli.program import Command, Program
 from lm_human_preferences.errors import about_option
 from lm_human_preferences.hparams.command_options import SampleHParams
 from lm_human_preferences.runs import run_settings
-from lm_human_preferences.storage import outputs
 
 
 def sample(settings: dict[str, Any]) -> None:
@@ -39,7 +38,7 @@ def sample(settings: dict[str, Any]) -> None:
     launch.validated(options)
     if options.output is not None:
         with about_option('--output'):
-            outputs.check_new_file(options.output)
+            storage.check_new_file(options.output)
     if options.save_dir is not None:
         run_settings.load_run_hparams(options.save_dir)  # without waiting for torch
     launch.start_job('commands.sample_policy:sample_policy', {'options': options}, options.mpi)

@@ -21,7 +21,7 @@ from figures import figure_plots, jobs
 from figures.jobs import Run
 from figures.tables import groups, write_table
 from lm_human_preferences import shell, train_policy
-from lm_human_preferences.storage import outputs
+from lm_human_preferences.errors import os_errors_as
 from lm_human_preferences.utils.logging import announce
 
 TABLES = ('figure2', 'figure3', 'frontier')
@@ -51,7 +51,7 @@ def figures(
         'Each run starts at the KL coefficient at which the exact optimum has the target KL: the'
         ' runs are too short to look for it.',
     )
-    with outputs.translate_errors(output_dir, fix='make room there, and the same command goes on'):
+    with os_errors_as(f'cannot write to {output_dir}', ': make room, and the same command goes on'):
         for name in TABLES:
             write_table(os.path.join(output_dir, f'{name}.csv'), rows[name])
         _draw(rows, scale.curve, output_dir)

@@ -55,10 +55,7 @@ def _devices() -> str:
 
 
 def _room() -> str:
-    cache = storage.cache_root()
-    storage.make_cache_folder(cache)
-    if reason := storage.open_to_others(cache):
-        raise UserError(f'{reason}: they can replace models there; set LMHP_CACHE')
+    storage.make_cache_folder(storage.cache_root())
     place = storage.existing_part(usual_directory())
     memory_free, disk_free = processors.available_memory() >> 30, storage.free_bytes(place) >> 30
     found = f'{memory_free} GiB of memory available, {disk_free} GiB free at {place}'

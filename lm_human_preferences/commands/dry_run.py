@@ -73,8 +73,7 @@ def _initial_model(plan: Plan, unchecked: list[str]) -> tuple[Encoding | None, S
         sizes, encoding = known
         create = GPT2(sizes).create
     else:
-        path = storage.model_path(name) or name
-        if not storage.is_model_here(path):
+        if not _is_here(storage.model_path(name) or name):
             unchecked.append(f'--task.policy.initial_model {name}')
             return None, None
         initial_model = lm_tasks.initial_model(name)

@@ -25,7 +25,6 @@ from lm_human_preferences.report.run import Run, read_run
 from lm_human_preferences.reward_models import locations
 from lm_human_preferences.reward_sources.loading import saved_model
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.storage import outputs
 from lm_human_preferences.training import precision
 from lm_human_preferences.training.model_sizes import is_model
 
@@ -38,7 +37,7 @@ def export(model_dir: str, output_dir: str, form: str = 'model') -> None:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()  # else shown in redirected output, too
-    with outputs.new_directory(output_dir, SafetensorError):
+    with storage.new_directory(output_dir, SafetensorError):
         if is_classifier(model_dir):
             raise UserError(
                 f'{model_dir} is a classifier of transformers already: copy it as it is'

@@ -5,6 +5,7 @@ from collections.abc import Collection
 
 import click
 
+from lm_human_preferences import storage
 from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.errors import about_option
 from lm_human_preferences.hparams.policy_options import Experiments
@@ -14,7 +15,6 @@ from lm_human_preferences.labels.report import label_report
 from lm_human_preferences.labels.texts import token_ids
 from lm_human_preferences.labels.texts.token_ids import PREFERENCES, TEXT, TOKENS
 from lm_human_preferences.language import tokenisers
-from lm_human_preferences.storage import outputs
 from lm_human_preferences.utils.streams import printable
 
 
@@ -31,7 +31,7 @@ def report_labels(
     for option, path in (('--export', export), ('--output', output)):
         if path is not None:
             with about_option(option):
-                outputs.check_new_file(path)
+                storage.check_new_file(path)
     opened = LabelFolder(folder)
     names = parse_names(without)
     found = label_report.report(opened, names)
@@ -46,7 +46,7 @@ def report_labels(
     if output is not None:
         text = json.dumps(found, indent=2) + '\n'
         with about_option('--output'):
-            outputs.write_file(output, text.encode())
+            storage.write_file(output, text.encode())
         click.echo(f'The report is in {output}')
     if export is not None:
         _export(opened, names, export, export_as)
@@ -71,7 +71,7 @@ def _export(folder: LabelFolder, without: Collection[str], path: str, form: str)
     if path.endswith('.jsonl'):
         text = ''.join(f'{line}\n' for line in lines)
     with about_option('--export'):
-        outputs.write_file(path, text.encode())
+        storage.write_file(path, text.encode())
     what = 'preferences' if form == PREFERENCES else 'labels'
     click.echo(f'{len(written)} {what} are in {path}')
     if len(kept) < len(answers):

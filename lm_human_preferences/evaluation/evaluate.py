@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from lm_human_preferences import lm_tasks, shell, storage
+from lm_human_preferences.errors import os_errors_as
 from lm_human_preferences.evaluation import measure, report
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.hparams.command_options import EvaluationHParams as HParams
@@ -14,7 +15,6 @@ from lm_human_preferences.reward_sources.sources import source_of_run
 from lm_human_preferences.runs import curves, run_files, run_record
 from lm_human_preferences.runs.run_files import POLICY
 from lm_human_preferences.runs.run_settings import load_run_hparams
-from lm_human_preferences.storage import outputs
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import announce
@@ -36,7 +36,7 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
     output_dir = options.output_dir or ('.' if storage.is_remote(directory) else directory)
     recording: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if not ends_training:  # a training prints its table even if nothing more can be written
-        outputs.check_output_dir(output_dir)
+        storage.check_output_dir(output_dir)
         if output_dir == directory:
             run_record.begin(directory, POLICY.command, process.hardware())
             recording = run_record.ended(directory, POLICY.command)
@@ -44,8 +44,8 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
         results = _results(save_dir, directory, hparams, options)
         announce(*report.table(results), '')
         command = shell.typed('./launch.py evaluate', storage.absolute(save_dir))
-        fix = f'`{command} --output_dir ANOTHER` writes elsewhere'
-        with outputs.translate_errors(output_dir, fix):
+        fix = f'; `{command} --output_dir ANOTHER` writes elsewhere'
+        with os_errors_as(f'--output_dir: cannot write to {output_dir}', fix):
             report.draw(results, os.path.join(output_dir, PICTURE))
             # The results come last: a resumed training looks for them.
             contents = json.dumps(results, indent=2).encode()

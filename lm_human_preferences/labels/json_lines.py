@@ -37,7 +37,7 @@ class Reader:
                 self.offset += len(line)
                 self.lines += 1
                 where = f'{self.path}, line {self.lines}'
-                yield where, as_object(storage.parse_json(line, where, names_once=True), where)
+                yield where, as_object(storage.parse_json(line, where), where)
 
 
 def as_object(value: Any, where: str) -> dict[str, Any]:

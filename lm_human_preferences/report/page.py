@@ -15,7 +15,6 @@ from lm_human_preferences.report.charts import LOOKS, training_chart
 from lm_human_preferences.report.facts import Table
 from lm_human_preferences.report.run import Run, read_run
 from lm_human_preferences.runs.run_files import REPORT
-from lm_human_preferences.storage import outputs
 
 LEARN, GAIN, SAYS, SURE, LABELS, MADE = (  # sections
     'What it was to learn',
@@ -41,7 +40,7 @@ def write_report(
         raise OptionError('--output', f'{path}: give a file on this machine')
     text = page(runs, experiments, has_names=names)
     with about_option('--output'):
-        outputs.write_file(path, text.encode(errors='replace'))
+        storage.write_file(path, text.encode(errors='replace'))
     click.echo(f'The report is in {path}')
     click.echo('Open it in a browser, or send it: the one file is all of it')
 

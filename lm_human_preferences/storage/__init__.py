@@ -1,22 +1,19 @@
 """Local and remote files: atomic writing, a cache. No other package opens remote paths."""
 
-from lm_human_preferences.storage.blobs import listing, remove, write
-from lm_human_preferences.storage.cache import (
+from lm_human_preferences.storage.blobs import (
     cached_path,
     cached_paths,
     exists,
     is_here,
-    is_model_here,
-    parse_json,
-    parse_json_lines,
-    read_json,
-    read_json_lines,
-    read_text,
-    read_whole_lines,
+    listing,
+    remove,
+    write,
 )
 from lm_human_preferences.storage.files import (
     append,
     atomic_write,
+    check_new_file,
+    check_output_dir,
     closed_after_fork,
     existing_part,
     free_bytes,
@@ -24,12 +21,13 @@ from lm_human_preferences.storage.files import (
     local_files,
     locked_folder,
     md5,
+    new_directory,
     open_locked,
     open_nofollow,
     open_private,
-    open_to_others,
     sync_directory,
     write_bytes,
+    write_file,
     write_json,
 )
 from lm_human_preferences.storage.hub import (
@@ -50,4 +48,13 @@ from lm_human_preferences.storage.paths import (
     make_cache_folder,
     staging_dir,
 )
-from lm_human_preferences.storage.tables import is_table, read_table
+from lm_human_preferences.storage.texts import (
+    is_table,
+    parse_json,
+    parse_json_lines,
+    read_json,
+    read_json_lines,
+    read_table,
+    read_text,
+    read_whole_lines,
+)

@@ -1,25 +1,30 @@
-"""Azure and Google blobs, through blobfile; errors are StorageErrors of one line with the URL."""
+"""Local and remote files by their paths; Azure's blobs through blobfile.
+
+Copies of blobs are in $LMHP_CACHE, those of the hub in its own cache. Blobs of openaipublic never
+change; for other blobs, the server is asked each time. A download becomes visible once its size and
+MD5 are right. Errors are StorageErrors of one line with the path.
+"""
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import functools
 import os
-import re
 import shutil
 import sys
-import threading
-import urllib.parse
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO
+from urllib.request import getproxies
 
+from lm_human_preferences.errors import os_errors_as
+from lm_human_preferences.storage import hub
 from lm_human_preferences.storage.files import atomic_write, md5
 from lm_human_preferences.storage.paths import (
-    GOOGLE,
     PUBLIC,
     Blob,
     NotFound,
+    StorageError,
+    is_hub,
     is_offline,
     is_remote,
     join,
@@ -28,44 +33,68 @@ from lm_human_preferences.storage.paths import (
 
 if TYPE_CHECKING:
     from blobfile import Context, Stat
-    from urllib3 import PoolManager
 
-Answer = TypeVar('Answer')
-
-ANSWER_TIMEOUT = 8  # seconds until the first answer of a server, retries included
 MAX_CONNECTIONS = 16
-RETRIES = 5
-CONNECT_TIMEOUT = 5  # seconds for each request
+RETRIES = 4
+CONNECT_TIMEOUT = 3  # seconds for each request
 READ_TIMEOUT = 20  # seconds for each request
+LFS = b'version https://git-lfs'  # beginning of a file that stands for a large one
 BLOCK_SIZE = 8 << 20  # bytes in each request
 NO_PROGRESS_BELOW = 1 << 16  # bytes; for smaller files, a bar would be gone at once
 
 
-def stat(path: str) -> Stat:
-    """Ask the server for size, MD5, time and version of a file; NotFound if there is none."""
-    with _connected(path) as (blob, client):
-        return first_answer(lambda: client.stat(blob.path), blob.account)
+def exists(path: str) -> bool:
+    """Return whether a local or remote file exists; offline, whether it is in the cache."""
+    if not is_remote(path):
+        return os.path.exists(path)
+    try:
+        if is_hub(path):
+            return bool(hub.cached_path(path))
+        blob = Blob(path)
+        if not blob.may_change and os.path.exists(blob.cached):
+            return True
+        if is_offline():
+            return False
+        with _connected(path) as (blob, client):
+            return bool(client.stat(blob.path))
+    except NotFound:
+        return False
 
 
-def first_answer(question: Callable[[], Answer], server: str) -> Answer:
-    """Return the result of `question`; TimeoutError if it takes longer than ANSWER_TIMEOUT.
-
-    The libraries' own timeouts do not include the look-up of the server's name.
-    """
-    answer: concurrent.futures.Future[Answer] = concurrent.futures.Future()
-
-    def ask() -> None:
-        """Pass the answer or the error to the waiting thread."""
-        try:
-            answer.set_result(question())
-        except BaseException as e:
-            answer.set_exception(e)
-
-    threading.Thread(target=ask, name=f'asks {server}', daemon=True).start()
-    return answer.result(ANSWER_TIMEOUT)
+def is_here(path: str) -> bool:
+    """Return whether a file, a local folder or a model of the hub needs no network."""
+    if is_hub(path):
+        return hub.is_here(path)
+    return os.path.isfile(Blob(path).cached) if is_remote(path) else os.path.exists(path)
 
 
-def fetched(path: str, show_progress: bool) -> str:
+def cached_path(path: str) -> str:
+    """Return a local path itself, or that of a remote file's copy; NotFound if there is no file."""
+    if is_hub(path):
+        return hub.cached_path(path)
+    local = _fetched(path) if is_remote(path) else path
+    if not os.path.exists(local):
+        raise NotFound(f'{path}: no such file or directory')
+    if not os.path.isfile(local):  # a pipe would block for ever, and a device has no end
+        raise StorageError(f'{local} is not a file')
+    with os_errors_as(f'{path} cannot be read', kind=StorageError), open(local, 'rb') as file:
+        if file.read(len(LFS)) == LFS:
+            raise StorageError(f'{local} only names a file of Git LFS: run `git lfs pull` there')
+    return local
+
+
+def cached_paths(paths: Sequence[str]) -> list[str]:
+    """Return cached_path of each path; what is not here is fetched over several connections."""
+    from tqdm.contrib.concurrent import thread_map
+
+    if all(map(is_here, paths)):
+        return [cached_path(path) for path in paths]
+    print(f'fetching {paths[0]} ...', file=sys.stderr)
+    progress: dict[str, Any] = {'unit': 'file', 'leave': False, 'disable': None}  # on a terminal
+    return thread_map(cached_path, paths, max_workers=MAX_CONNECTIONS, **progress)
+
+
+def _fetched(path: str) -> str:
     """Return the path of a file's copy in the cache; download it unless the copy is current."""
     import filelock
 
@@ -74,48 +103,34 @@ def fetched(path: str, show_progress: bool) -> str:
         return blob.cached
     with _connected(path) as (blob, client):
         make_cache_folder(os.path.dirname(blob.cached))
-        # Asked before locking, so that without a network all processes fail at the same time.
-        stat = first_answer(lambda: client.stat(blob.path), blob.account)
+        stat = client.stat(blob.path)
         with filelock.FileLock(f'{blob.cached}.lock') as lock:
             try:
-                is_there = os.path.exists(blob.cached)
-                if not is_there or (blob.may_change and md5(blob.cached) != stat.md5):
-                    _download(blob, client, stat, show_progress)
+                if not (os.path.exists(blob.cached) and md5(blob.cached) == stat.md5):
+                    _download(blob, client, stat)
             finally:
                 os.remove(lock.lock_file)
     return blob.cached
 
 
-def _download(blob: Blob, client: Context, stat: Stat, show_progress: bool) -> None:
+def _download(blob: Blob, client: Context, stat: Stat) -> None:
     """Download a blob and verify it before it becomes visible."""
     from tqdm.auto import tqdm
 
-    progress: dict[str, Any] = {'disable': True}
-    if show_progress and stat.size >= NO_PROGRESS_BELOW:
-        progress = progress_bar(f'fetching {blob.url}')
-    version = None if blob.account == GOOGLE else stat.version  # blobfile accepts none for Google
+    is_small = stat.size < NO_PROGRESS_BELOW
+    if not is_small:
+        print(f'fetching {blob.path}', file=sys.stderr)
+    progress: dict[str, Any] = {'disable': is_small or None, 'leave': False}  # None: on a terminal
     with (
-        client.BlobFile(blob.path, 'rb', file_size=stat.size, version=version) as source,
+        client.BlobFile(blob.path, 'rb', file_size=stat.size) as source,
         # Machines that share the disk may not share the lock: each has its own temporary file.
         atomic_write(blob.cached, by=os.uname().nodename) as (file,),
         tqdm.wrapattr(source, 'read', total=stat.size, **progress) as counted,
     ):
         shutil.copyfileobj(counted, file, BLOCK_SIZE)
         file.flush()
-        computed = md5(file.name)
-        expected = stat.md5 or computed  # a server may report no MD5
-        if file.tell() != stat.size or computed != expected:
-            raise blob.error(
-                f'damaged on the way, {file.tell()} of {stat.size} bytes and MD5 {computed}'
-            )
-
-
-def progress_bar(what: str) -> dict[str, Any]:
-    """Return tqdm's settings for a progress bar; without a terminal, print a line instead."""
-    is_terminal = sys.stderr.isatty()
-    if not is_terminal:
-        print(what, file=sys.stderr)
-    return {'desc': what, 'disable': not is_terminal}
+        if file.tell() != stat.size or stat.md5 not in (None, md5(file.name)):
+            raise blob.error(f'damaged on the way, {file.tell()} of {stat.size} bytes')
 
 
 def write(path: str, source: BinaryIO) -> None:
@@ -163,23 +178,21 @@ def _connected(path: str) -> Iterator[tuple[Blob, Context]]:
     except FileNotFoundError as e:
         raise blob.error(str(e), NotFound) from e
     except (OSError, RuntimeError, blobfile.Error, urllib3.exceptions.HTTPError) as e:
-        if type(e) is TimeoutError:
-            reason = f'no answer within {ANSWER_TIMEOUT} s, is there a network?'
-        else:
-            message = getattr(e, 'message', str(e))
-            reason = re.sub(r'^request failed with exception (\w+\(.*?\): )?', '', message)
-        raise blob.error(reason) from e
+        raise blob.error(getattr(e, 'message', str(e))) from e
 
 
 @functools.lru_cache
 def _make_client(account: str, container: str) -> Context:
-    """Make a client with few retries and the user's proxies; the public account is anonymous."""
+    """Make a client with few retries and the user's proxy; the public account is anonymous."""
     import blobfile
+    import urllib3
 
     if account == PUBLIC:
         _use_anonymous_access(account, container)
-    host = 'storage.googleapis.com' if account == GOOGLE else f'{account}.blob.core.windows.net'
-    pool = _connection_pool(host)
+    pool = urllib3.PoolManager(maxsize=MAX_CONNECTIONS)
+    proxy = getproxies().get('https')
+    if proxy:
+        pool = urllib3.proxy_from_url(proxy, maxsize=MAX_CONNECTIONS)
     return blobfile.create_context(
         retry_limit=RETRIES,
         connect_timeout=CONNECT_TIMEOUT,
@@ -189,20 +202,6 @@ def _make_client(account: str, container: str) -> Context:
         log_callback=lambda text: None,
         save_access_token_to_disk=False,
     )
-
-
-def _connection_pool(host: str) -> PoolManager:
-    """Return connections to `host`, through the proxy in the environment, if any."""
-    from urllib.request import getproxies, proxy_bypass
-
-    import urllib3.util
-
-    proxy = getproxies().get('https')
-    if not proxy or proxy_bypass(host):
-        return urllib3.PoolManager(maxsize=MAX_CONNECTIONS)
-    login = urllib3.util.parse_url(proxy).auth
-    headers = urllib3.make_headers(proxy_basic_auth=urllib.parse.unquote(login) if login else None)
-    return urllib3.ProxyManager(proxy, proxy_headers=headers, maxsize=MAX_CONNECTIONS)
 
 
 def _use_anonymous_access(account: str, container: str) -> None:

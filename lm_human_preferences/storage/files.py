@@ -1,4 +1,4 @@
-"""Local files: atomic writing, locks, free space."""
+"""Local files: atomic writing, locks, output files of commands, free space."""
 
 import contextlib
 import errno
@@ -8,31 +8,29 @@ import hashlib
 import io
 import json
 import os
-import pathlib
 import re
 import shutil
+import socket
 import stat
-import weakref
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from lm_human_preferences.errors import os_errors_as
+from lm_human_preferences.errors import UserError, os_errors_as
+from lm_human_preferences.storage.paths import is_remote
 
 Opener = Callable[[str, int], int]  # type of the argument `opener` of open()
-AnyFile = TypeVar('AnyFile')
+AnyFile = TypeVar('AnyFile', io.FileIO, socket.socket)
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks
-_not_inherited: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def open_nofollow(path: str, flags: int, mode: int = 0o666) -> int:
     """Open without following links, for open(..., opener=...); OSError for a link or a pipe."""
-    try:
-        # O_NONBLOCK: else a pipe would wait until somebody opens its other end.
-        number = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
-    except OSError as e:
-        if e.errno == errno.ELOOP:  # 'Too many levels of symbolic links' would be obscure
-            e.strerror = 'it is a symbolic link: put the file itself in its place'
-        raise
+    if os.path.islink(path):
+        raise OSError(errno.ELOOP, 'it is a symbolic link: put the file itself in its place', path)
+    # O_NONBLOCK: else a pipe would wait until somebody opens its other end.
+    number = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
     kind = os.fstat(number).st_mode
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # `open` refuses directories itself
         os.close(number)
@@ -106,16 +104,8 @@ def append(file: io.FileIO, data: bytes, *, sync: bool) -> None:
 
 def closed_after_fork(file: AnyFile) -> AnyFile:
     """Close a file or socket in all processes that are forked from now on; return it."""
-    _not_inherited.add(file)
+    os.register_at_fork(after_in_child=file.close)
     return file
-
-
-def _close_after_fork() -> None:
-    for file in list(_not_inherited):
-        file.close()
-
-
-os.register_at_fork(after_in_child=_close_after_fork)
 
 
 def open_locked(path: str, mode: str, *, opener: Opener = open_nofollow) -> io.FileIO:
@@ -159,40 +149,58 @@ def write_json(path: str, value: Any) -> None:
         write_bytes(path, json.dumps(value, indent=2).encode())
 
 
+def write_file(path: str, data: bytes) -> None:
+    """Write a file of a command's output atomically; UserError if that fails."""
+    with os_errors_as(f'{path} cannot be written'):
+        write_bytes(path, data)
+
+
+def check_output_dir(directory: str) -> None:
+    """Make the directory of --output_dir; UserError unless files can be written there."""
+    if is_remote(directory):
+        raise UserError(f'--output_dir: {directory} is remote; give a local directory')
+    with os_errors_as(f'--output_dir: cannot write to {directory}', '; give another directory'):
+        os.makedirs(directory, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+
+
+def check_new_file(path: str) -> None:
+    """Raise UserError unless a new file can be made at `path`."""
+    if path in ('', '-') or is_remote(path):
+        raise UserError(f'{path!r}: give the name of a local file')
+    if os.path.lexists(path):
+        raise UserError(f'{path} exists: give another name')
+    if not os.access(os.path.dirname(path) or '.', os.W_OK | os.X_OK):
+        raise UserError(f'{path!r}: there is no such directory, or you may not write there')
+
+
+@contextlib.contextmanager
+def new_directory(path: str, *errors: type[Exception]) -> Iterator[None]:
+    """Within the block, fill a new or empty directory; if that fails, delete it.
+
+    errors: exceptions that become UserErrors, as OSErrors do.
+    """
+    if is_remote(path):
+        raise UserError(f'{path} is remote; give a local directory')
+    if os.path.lexists(path) and not (os.path.isdir(path) and not os.listdir(path)):
+        raise UserError(f'{path} is not empty: give a new directory')
+    try:
+        os.makedirs(path, exist_ok=True)
+        yield
+    except BaseException as e:
+        shutil.rmtree(path, ignore_errors=True)
+        if isinstance(e, (OSError, *errors)):
+            reason = getattr(e, 'strerror', None) or e
+            raise UserError(f'{path!r} cannot be written: {reason}') from e
+        raise
+
+
 def local_files(directory: str, pattern: re.Pattern[str]) -> list[str]:
     """Return the relative paths below a local directory that match `pattern`, sorted."""
-    matching = []
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            path = os.path.relpath(os.path.join(folder, name), directory)
-            if pattern.fullmatch(path):
-                matching.append(path)
-    return sorted(matching)
-
-
-def open_to_others(path: str) -> str | None:
-    """Return why other users could replace the file or folder at `path`; None if they cannot.
-
-    They can if everybody may write to it or to a folder above it, or if one of these belongs to
-    another user and is in a folder like /tmp. Owners of folders elsewhere, groups, and mounts of
-    root or of this user are trusted.
-    """
-    for chain in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
-        parts = [*reversed(pathlib.Path(chain).parents), pathlib.Path(chain)]
-        is_shared = False
-        for part in filter(os.path.lexists, parts):
-            state = part.lstat()
-            is_foreign = state.st_uid not in (0, os.geteuid())
-            if is_foreign and is_shared:
-                return f'{part} belongs to another user, who could replace what is in it'
-            if stat.S_ISLNK(state.st_mode) or not state.st_mode & stat.S_IWOTH:
-                continue
-            is_sticky = bool(state.st_mode & stat.S_ISVTX)
-            # Mounts are no problem: volumes of containers are open to all.
-            if is_foreign or not (is_sticky or os.path.ismount(part)):
-                return f'everybody may write to {part}, and replace what is in it'
-            is_shared = is_shared or is_sticky
-    return None
+    files = filter(Path.is_file, Path(directory).rglob('*'))
+    names = (str(path.relative_to(directory)) for path in files)
+    return sorted(filter(pattern.fullmatch, names))
 
 
 def free_bytes(directory: str) -> int:

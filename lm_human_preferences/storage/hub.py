@@ -8,7 +8,6 @@ import os
 import sys
 from typing import Any
 
-from lm_human_preferences.storage import blobs
 from lm_human_preferences.storage.paths import (
     HUB,
     HubPath,
@@ -25,6 +24,7 @@ os.environ['HF_HUB_DISABLE_XET'] = '1'
 os.environ['HF_HUB_DISABLE_TELEMETRY'] = '1'
 os.environ.setdefault('HF_HUB_VERBOSITY', 'error')
 
+ANSWER_TIMEOUT = 8  # seconds for the hub's first answer
 CONFIGS = ('config.json', 'adapter_config.json')  # every model has one of these
 SMALL_FILES = ('*.json', '*.txt', '*.jinja', '*.model')
 WEIGHTS = 'model*.safetensors'
@@ -48,7 +48,7 @@ def pinned(name: str, *, ask: bool = True) -> str:
     """
     hub = HubPath(_with_scheme(name))
     try:
-        copy = _fetched(hub.url, only_cached=not ask)
+        copy = _fetched(hub.path, only_cached=not ask)
     except StorageError as e:
         if is_hub(name):
             raise
@@ -106,12 +106,9 @@ def _fetched(path: str, *, with_weights: bool = False, only_cached: bool = False
     from huggingface_hub import errors, hf_hub_download, snapshot_download
 
     hub = HubPath(path)
-    if hub.is_commit and hub.name:  # a commit never changes: the hub is asked only once
-        copy = _in_cache(hub, hub.name)
-        if isinstance(copy, str):
-            return copy
-        if copy is not None:
-            raise hub.error('no such file', NotFound)
+    # A commit never changes, so the hub is not asked again for a file that it does not have.
+    if hub.is_commit and hub.name and not isinstance(_in_cache(hub, hub.name), str | None):
+        raise hub.error('no such file', NotFound)
     problem = None if only_cached else hub_problem()
     source: dict[str, Any] = {
         'repo_type': hub.kind,
@@ -127,14 +124,12 @@ def _fetched(path: str, *, with_weights: bool = False, only_cached: bool = False
         )
     except errors.LocalEntryNotFoundError as e:
         raise hub.error(f'not in the cache, and {problem or e.__cause__ or e}', NotFound) from e
-    except errors.GatedRepoError as e:  # the user has not accepted its terms
-        raise hub.error(f'{e} (put your token into HF_TOKEN)') from e
-    except (
-        errors.RepositoryNotFoundError,  # also one that is private
-        errors.RevisionNotFoundError,
-        errors.EntryNotFoundError,
-    ) as e:
-        raise hub.error(f'{e} (a private one needs your token in HF_TOKEN)', NotFound) from e
+    except errors.EntryNotFoundError as e:
+        raise hub.error(str(e), NotFound) from e
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as e:
+        # A gated model exists, but the user has not accepted its terms.
+        kind = StorageError if isinstance(e, errors.GatedRepoError) else NotFound
+        raise hub.error(f'{e} (private and gated ones need your token in HF_TOKEN)', kind) from e
     except Exception as e:  # any of four libraries may have raised it
         raise hub.error(f'the hub: {e}') from e
 
@@ -143,17 +138,15 @@ def _fetched(path: str, *, with_weights: bool = False, only_cached: bool = False
 def hub_problem() -> str | None:
     """Return why this process uses only the cache; None if the hub answers.
 
-    The hub is asked once, with a deadline: its library would wait for a silent hub without end.
+    The hub is asked once, with a deadline: its library would wait for a silent hub for minutes.
     """
     from huggingface_hub import constants, get_session
 
     if is_offline():
         return 'LMHP_OFFLINE=1'
     try:
-        blobs.first_answer(lambda: get_session().head(constants.ENDPOINT), 'the hub')
+        get_session().head(constants.ENDPOINT, timeout=ANSWER_TIMEOUT)
         return None
-    except TimeoutError:
-        reason = f'the hub gives no answer within {blobs.ANSWER_TIMEOUT} s, is there a network?'
     except Exception as e:  # any of four libraries may have raised it
         reason = f'the hub cannot be reached: {e}'
     print(f'note: {reason}; its cache is used', file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Local paths, URLs (az://, gs://, https://) and hf:// paths, and where their copies are kept."""
+"""Local paths, URLs of blobs and hf:// paths, and where their copies are kept."""
 
 import os
 import re
@@ -9,20 +9,17 @@ from lm_human_preferences.errors import UserError, os_errors_as
 
 PUBLIC = 'openaipublic'  # account of the original's published files, which never change
 HUB = 'hf://'  # prefix of paths of the Hugging Face hub (hub.py)
-GOOGLE = 'gs'  # stands for the account, which Google's URLs do not have
-MOVED_BUCKETS = ('gpt-2', 'lm-human-preferences')  # Google buckets whose files PUBLIC has now
 _URL = re.compile(
     r'(?:az://(?P<azure>[a-z0-9]+)/'
     r'|https://(?P<https>[a-z0-9]+)\.blob\.core\.windows\.net/'
-    r'|(?P<google>gs://|https://storage\.googleapis\.com/))'
+    # Google buckets whose files the account PUBLIC has now
+    r'|(?:gs://|https://storage\.googleapis\.com/)(?=(?:gpt-2|lm-human-preferences)/))'
     r'(?P<container>[a-z0-9][a-z0-9._-]*)/(?P<name>[^?#]+)'
 )
 _SCHEME = re.compile('(az|gs|hf|https?|s3):')
-_WORD = '[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?'
-_REPOSITORY = rf'(?![^@]*(?:--|\.\.|\.git(?:[@/]|$)))(?P<repository>{_WORD}/{_WORD})'
-_REVISION = r'(?:@(?P<revision>[^/@?#\s]+))?'
-_MODEL = re.compile(_REPOSITORY + _REVISION)
-_HUB_PATH = re.compile(rf'{HUB}(?P<kind>datasets/)?{_REPOSITORY}{_REVISION}(?:/(?P<name>[^?#]+))?')
+_REPOSITORY = r'(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[^/@?#\s]+))?'
+_MODEL = re.compile(_REPOSITORY)
+_HUB_PATH = re.compile(rf'{HUB}(?P<kind>datasets/)?{_REPOSITORY}(?:/(?P<name>[^?#]+))?')
 _COMMIT = re.compile('[0-9a-f]{40}')
 # Backslashes, blobfile's patterns, control characters, lone surrogates, and the endings of our own
 # temporary files.
@@ -38,18 +35,17 @@ class NotFound(StorageError):
 
 
 class Remote:
-    """Parsed remote path. url: its form in messages. advice: text at the end of each message."""
+    """Parsed remote path. path: its usual spelling."""
 
-    url: str
-    advice = ''
+    path: str
 
     def error(self, reason: str, kind: type[StorageError] = StorageError) -> StorageError:
         """Return an error whose message is one line that names the path."""
-        return kind(f'{self.url}: {" ".join(reason.split())}{self.advice}')
+        return kind(f'{self.path}: {" ".join(reason.split())}')
 
 
 class Blob(Remote):
-    """Parsed URL of a blob. path: its URL as blobfile spells it. cached: path of its local copy.
+    """Parsed URL of a blob. path: the URL for blobfile. cached: path of its local copy.
 
     may_change: True if the server must be asked whether the copy is current.
     """
@@ -61,25 +57,15 @@ class Blob(Remote):
             name = urllib.parse.unquote(name)
         if match is None or not is_safe(name):
             raise StorageError(
-                f'{path!r}: give a local path, az://ACCOUNT/CONTAINER/NAME, gs://BUCKET/NAME or '
-                'https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME, without * ? [ ] in NAME'
+                f'{path!r}: give a local path, az://ACCOUNT/CONTAINER/NAME or'
+                ' https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME, without * ? [ ] in NAME'
             )
-        self.account = match['azure'] or match['https'] or GOOGLE
+        self.account = match['azure'] or match['https'] or PUBLIC
         self.container = match['container']
-        if match['google'] and self.container in MOVED_BUCKETS:
-            self.account = PUBLIC
         self.may_change = self.account != PUBLIC and not is_offline()
-        if self.account == GOOGLE:
-            self.path = f'gs://{self.container}/{name}'
-            self.url = self.path
-        else:
-            host = f'{self.account}.blob.core.windows.net'
-            self.path = f'az://{self.account}/{self.container}/{name}'
-            self.url = f'https://{host}/{self.container}/{urllib.parse.quote(name)}'
         self.relative_path = os.path.join(self.account, self.container, name)
+        self.path = f'az://{self.relative_path}'
         self.cached = os.path.join(cache_root(), self.relative_path)
-        if self.account == PUBLIC:
-            self.advice = f'; to do without it, put the file at {self.cached}'
 
 
 class HubPath(Remote):
@@ -93,7 +79,7 @@ class HubPath(Remote):
                 f'{path!r}: give hf://ORG/NAME for a model, hf://ORG/NAME/FILE, or'
                 ' hf://datasets/ORG/NAME/FILE; @REVISION may follow NAME'
             )
-        self.url = path
+        self.path = path
         self.kind = 'dataset' if match['kind'] else 'model'
         self.repository = match['repository']
         self.revision = urllib.parse.unquote(match['revision'] or 'main')
@@ -164,8 +150,4 @@ def staging_dir(directory: str) -> str:
     """Return `directory`, or if it is remote, the local folder where a run's files are staged."""
     if not is_remote(directory):
         return directory
-    try:
-        blob = Blob(join(directory))
-    except StorageError as e:
-        raise StorageError(f'--save_dir: {e}') from e
-    return os.path.join(cache_root(), 'to-upload', blob.relative_path)
+    return os.path.join(cache_root(), 'to-upload', Blob(join(directory)).relative_path)

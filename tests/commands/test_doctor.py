@@ -85,15 +85,6 @@ def test_cache_that_cannot_be_written(quick, monkeypatch, tmp_path):
     assert kind == 'problem' and 'cannot be written: Not a directory; set LMHP_CACHE' in text
 
 
-def test_a_cache_that_others_may_write_to(quick, monkeypatch, tmp_path):
-    monkeypatch.setenv('LMHP_CACHE', str(tmp_path / 'cache'))
-    assert examined()[1]['memory and disk'][0] == 'ok'
-    (tmp_path / 'cache').chmod(0o777)
-    kind, text = examined()[1]['memory and disk']
-    told = f'everybody may write to {tmp_path}/cache, and replace what is in it: they can'
-    assert kind == 'problem' and text.startswith(told)
-
-
 def test_step_that_fails(monkeypatch):
     monkeypatch.setattr(doctor, 'STEP', 'train_policy test x --ppo.nosuch=1')
     with pytest.raises(UserError, match="No such option '--ppo.nosuch'"):

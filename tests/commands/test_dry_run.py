@@ -102,7 +102,7 @@ def error_of_dry_run(words):
         ('--task.policy.initial_model nosuch', "unknown model 'nosuch'"),
         (
             f'{NEW} off --rewards.trained_model gs:x/y',
-            "'gs:x/y/file': give a local path, az://ACCOUNT/CONTAINER/NAME",
+            "'gs:x/y': give a local path, az://ACCOUNT/CONTAINER/NAME",
         ),
         ('--run.precision tf32', 'tf32 needs a GPU'),
         ('--mpi 3', '--ppo.batch_size 64 is not a multiple of --mpi 3'),

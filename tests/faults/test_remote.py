@@ -162,7 +162,7 @@ def test_an_outage_delays_uploads(server, store, reference, tmp_path, monkeypatc
     }
     after_steps(monkeypatch, actions)
     result = succeed(f'{WORDS} {STORE}')
-    assert f'WARNING: {RUN} is not complete: https://private.blob' in result.stdout
+    assert f'WARNING: {RUN} is not complete: {STORE}' in result.stdout
     assert_same(downloaded(store, tmp_path), reference)
 
 
@@ -314,8 +314,7 @@ def test_what_is_wrong_is_told_at_once(server, store, blobs, monkeypatch):
         return error_of(invoke(f'{DIRECT} 64 --save_dir {directory}'))
 
     server.faults.append(Fault('status', 403, times=None, method='PUT'))
-    place = 'https://private.blob.core.windows.net/runs/run/access'
-    assert error() == f'--save_dir {place}: unexpected status 403'
+    assert error() == f'--save_dir {RUN}/access: unexpected status 403'
     server.faults.clear()
     missing = "No such file or container/account does not exist: 'az://private/nowhere/run/access'"
     assert missing in error('az://private/nowhere')

@@ -11,7 +11,7 @@ from huggingface_hub import constants
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.storage import blobs
+from lm_human_preferences.storage import hub
 
 WANTED = {
     'config.json': b'{"model_type": "gpt2"}',
@@ -38,10 +38,6 @@ UNWANTED = {
 }
 MODEL = {**WANTED, **UNWANTED}
 LABELS = 'hf://datasets/org/labels/sentiment/offline.json'
-CHILD = (
-    'import sys; from lm_human_preferences import storage;'
-    ' print(storage.cached_directory(sys.argv[1]))'
-)
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +76,6 @@ def test_a_commit_is_fetched_once_and_never_asked_about_again(hub_server):
     assert storage.cached_directory(path) == directory
     assert storage.read_json(storage.join(path, 'config.json')) == {'model_type': 'gpt2'}
     assert storage.exists(storage.join(path, 'config.json'))
-    assert not storage.exists(storage.join(path, 'hparams.json'))
     assert set(hub_server.log) <= {'HEAD /'}  # whether there is a network at all
 
 
@@ -124,7 +119,7 @@ def test_a_file_of_a_data_set(hub_server):
 
 @pytest.mark.parametrize(
     'path',
-    ['hf://', 'hf://datasets/org/labels', 'hf://org/model/../x', 'hf://org/mo--del'],
+    ['hf://', 'hf://datasets/org/labels', 'hf://org/model/../x', 'hf://org'],
 )
 def test_unusable_paths(path):
     assert 'give hf://ORG/NAME' in failure(storage.cached_path, path)
@@ -144,7 +139,7 @@ def test_names_of_models(tmp_path, monkeypatch):
     assert storage.model_path('hf://org/model') == 'hf://org/model'
     for path in ('hf://org/model/config.json', 'hf://datasets/org/data/labels.json'):
         assert 'this is not a model: give hf://ORG/NAME' in failure(storage.model_path, path)
-    others = ('model', './org/model', '/org/model', 'org/model/x', '../model', 'a/b--c', 'a/b.git')
+    others = ('model', './org/model', '/org/model', 'org/model/x', '../model')
     for name in others:
         assert storage.model_path(name) is None
     os.makedirs('org/model')
@@ -183,7 +178,7 @@ def refused(monkeypatch, hole):
 
 
 def silent(monkeypatch, hole):
-    monkeypatch.setattr(blobs, 'ANSWER_TIMEOUT', 0.3)
+    monkeypatch.setattr(hub, 'ANSWER_TIMEOUT', 0.3)
     monkeypatch.setattr(constants, 'ENDPOINT', f'http://127.0.0.1:{hole.port}')
 
 
@@ -192,7 +187,7 @@ def silent(monkeypatch, hole):
     [
         (lmhp_offline, 'not in the cache, and LMHP_OFFLINE=1'),
         (refused, 'not in the cache, and the hub cannot be reached: [Errno 111] Connection re'),
-        (silent, 'not in the cache, and the hub gives no answer within 0.3 s, is there a netwo'),
+        (silent, 'not in the cache, and the hub cannot be reached: timed out'),
     ],
 )
 def test_without_a_network_the_cache_is_used(in_cache, monkeypatch, capsys, network, reason):
@@ -221,11 +216,11 @@ def patient(monkeypatch):
 def test_what_the_hub_refuses(hub_server, patient):
     told = failure(storage.pinned, 'hf://org/none')
     assert told.startswith('hf://org/none: 401 ') and 'Repository Not Found' in told
-    assert told.endswith('(a private one needs your token in HF_TOKEN)')
+    assert told.endswith('(private and gated ones need your token in HF_TOKEN)')
     assert 'Revision Not Found' in failure(storage.pinned, 'hf://org/model@v9')
     hub_server.gated.add('org/model')
     told = failure(storage.pinned, 'hf://org/model')
-    assert 'gated repo' in told and told.endswith('(put your token into HF_TOKEN)')
+    assert 'gated repo' in told
     with pytest.raises(storage.StorageError):  # not that there is no such file
         storage.exists('hf://org/model/config.json')
     hub_server.status = 403

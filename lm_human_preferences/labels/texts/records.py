@@ -61,7 +61,7 @@ def read(path: str) -> list[tuple[str, dict[str, Any]]]:
     path = '/dev/stdin' if path == '-' else path
     text = storage.read_text(path)
     if text.lstrip().startswith('['):
-        records = storage.parse_json(text, path, names_once=True)
+        records = storage.parse_json(text, path)
         found = [(f'{path}, label {index}', record) for index, record in enumerate(records)]
     else:
         found = storage.parse_json_lines(text, path)

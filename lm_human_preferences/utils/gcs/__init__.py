@@ -1,4 +1,4 @@
-"""Placeholder of the original's utils/gcs.py; storage/ reads Google's cloud now."""
+"""Placeholder of the original's utils/gcs.py; storage/ reads remote files now."""
 
 from lm_human_preferences.utils.original_names import refuse
 

@@ -1,0 +1,133 @@
+"""Reading of local and remote text files: JSON, lines of JSON, and tables.
+
+Tables are as spreadsheets write them: CSV with commas, semicolons or tabs, and a header.
+"""
+
+import csv
+import io
+import json
+import re
+import sys
+from typing import Any
+
+from lm_human_preferences.errors import os_errors_as
+from lm_human_preferences.storage.blobs import cached_path
+from lm_human_preferences.storage.paths import StorageError
+
+TABLES = ('.csv', '.tsv')  # endings of their names
+
+
+def read_text(path: str) -> str:
+    """Return the text of a local or remote UTF-8 file, with every line end as \\n.
+
+    A byte order mark, as programs on Windows write it, is left out: JSON does not allow it.
+    """
+    text = _decoded(_read(path), path)
+    return text.replace('\r\n', '\n').replace('\r', '\n')
+
+
+def read_whole_lines(path: str) -> str:
+    """Return a UTF-8 text up to its last line end: a killed writer may have torn the rest."""
+    data = _read(path)
+    return _decoded(data[: data.rfind(b'\n') + 1], path)
+
+
+def _read(path: str) -> bytes:
+    error = os_errors_as(f'{path} cannot be read', kind=StorageError)
+    with error, open(cached_path(path), 'rb') as file:
+        return file.read()
+
+
+def _decoded(data: bytes, path: str) -> str:
+    try:
+        return data.decode('utf-8-sig')
+    except UnicodeDecodeError as e:
+        raise StorageError(
+            f'{path} cannot be read as UTF-8 text: {e}; if it is a file of Windows, `iconv -t UTF-8'
+            ' -f CP1252`, or `-f UTF-16`, converts it'
+        ) from e
+
+
+def read_json(path: str) -> Any:
+    """Return the value in a JSON file, local or remote."""
+    return parse_json(read_text(path), path)
+
+
+def read_json_lines(path: str) -> list[tuple[str, Any]]:
+    """Return (place for messages, value) of each line of a local or remote file of JSON lines."""
+    return parse_json_lines(read_text(path), path)
+
+
+def parse_json_lines(text: str, name: str) -> list[tuple[str, Any]]:
+    """Return (place for messages, value) of each line that is not empty. name: the file's name."""
+    found = []
+    for number, line in enumerate(text.split('\n'), start=1):
+        if line.strip():
+            where = f'{name}, line {number}'
+            found.append((where, parse_json(line, where)))
+    return found
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
+    """Return the value of a JSON text; StorageError if it is not JSON, or has a field twice.
+
+    where: name of the text in messages.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_each_name_once)
+    except (ValueError, RecursionError) as e:  # also for numbers with thousands of digits
+        raise StorageError(f'{where} is not JSON: {e}') from e
+
+
+def _each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f'an object has the field {name!r:.80} twice')
+        found[name] = value
+    return found
+
+
+def is_table(path: str) -> bool:
+    """Return whether a file's name ends in .csv or .tsv."""
+    return path.lower().endswith(TABLES)
+
+
+def read_table(path: str) -> list[tuple[str, dict[str, str]]]:
+    """Return (place for messages, {column: text}) of each row of a local or remote file.
+
+    Empty rows are skipped: spreadsheets write them in place of deleted ones. StorageError for a row
+    that is not as wide as the header.
+    """
+    text = read_text(path)
+    csv.field_size_limit(sys.maxsize)
+    found: list[tuple[str, dict[str, str]]] = []
+    names: list[str] = []
+    where = f'{path}, line 1'
+    reader = csv.reader(io.StringIO(text), delimiter=_delimiter(text), strict=True)
+    try:
+        for row in reader:
+            if not names:
+                names = [name.strip() for name in row]
+                if len(set(names)) < len(names) or '' in names:
+                    raise StorageError(f'{where}: a header must give each column a name of its own')
+            elif any(row):
+                if len(row) != len(names):
+                    raise StorageError(
+                        f'{where} has {len(row)} values for {len(names)} columns: put values with'
+                        ' a comma, semicolon or line break in them into quotes'
+                    )
+                found.append((where, dict(zip(names, row))))
+            where = f'{path}, line {reader.line_num + 1}'
+    except csv.Error as e:
+        raise StorageError(
+            f'{where} is not a row of a table: {e}; does a quotation mark have no end?'
+        ) from e
+    return found
+
+
+def _delimiter(text: str) -> str:
+    """Return the separator that is most frequent in a table's header, outside quotes."""
+    unquoted = re.sub(r'(?<![^,;\t\r\n])"(?:[^"]|"")*"', '', text)
+    header, _, _ = unquoted.lstrip('\r\n').partition('\n')
+    return max(',;\t', key=header.count)
