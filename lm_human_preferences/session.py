@@ -43,16 +43,16 @@ class Run:
     """Run of a training command, whose directory this process has locked.
 
     settings: settings of the whole command. experiment: name of the experiment, for the record.
-    place: directory for new reward models. upload: uploads the directory if it is remote. bases:
-    base models that networks with adapters share.
+    place: directory for new reward models. bases: base models that networks with adapters share.
+    upload: uploads the directory if it is remote.
     """
 
     settings: Settings
     comm: Comm
     experiment: str | None
     place: str
-    upload: Callable[[], None]
     bases: Bases = dataclasses.field(default_factory=Bases)
+    upload: Callable[[], None] | None = None
 
     def plan(self) -> Plan:
         """Freeze the settings, the same on all ranks; return the plan that follows from them."""
@@ -167,7 +167,7 @@ def opened(settings: Settings, comm: Comm | None, experiment: str | None) -> Ite
         _saved_or_scratch(settings.run.save_dir, comm) as place,
         oom_explained(),
     ):
-        yield Run(settings, comm, experiment, place, upload)
+        yield Run(settings, comm, experiment, place, upload=upload)
 
 
 @contextlib.contextmanager

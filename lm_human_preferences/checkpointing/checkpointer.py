@@ -60,7 +60,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         resume: bool,
         max_to_keep: int = 20,
         stop_timeout: int = stop_signals.STOP_TIMEOUT,
-        after_save: Callable[[], object] = lambda: None,
+        after_save: Callable[[], None] | None = None,
     ) -> None:
         self.directory = directory
         self.comm = comm
@@ -181,7 +181,8 @@ class Checkpointer(contextlib.AbstractContextManager):
     def _write(self, name: str, tensors: Mapping[str, torch.Tensor], state: Any) -> None:
         assert self.directory is not None
         checkpoints.save(self.directory, name, tensors, state=state, max_to_keep=self.max_to_keep)
-        self.after_save()
+        if self.after_save is not None:
+            self.after_save()
 
     def save_on_error(self, trainer: Trainer) -> None:
         """Save `trainer` in the middle of a step, unless it is saved or a save has failed."""

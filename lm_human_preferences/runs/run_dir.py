@@ -125,49 +125,45 @@ def fetch_run_dir(save_dir: str) -> str:
 
 
 @contextlib.contextmanager
-def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[Callable[[], None]]:
+def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[Callable[[], None] | None]:
     """Lock a run's directory, so that only this job writes there; UserError if that fails.
 
-    Yield a function that uploads the directory if SAVE_DIR is remote, to be called by rank 0.
+    Yield a function that uploads the directory; None on other ranks, or if SAVE_DIR is local.
     """
     directory = hparams.run.directory
-    upload: Callable[[], None] = _upload_nothing
     with contextlib.ExitStack() as stack:
+        upload = None
         if directory is not None:
             check_directory(directory)
-        if directory is not None and comm.rank == 0:
-            upload = stack.enter_context(_locked(hparams, directory, comm.size))
+            if comm.rank == 0:
+                upload = stack.enter_context(_locked(hparams, directory, comm.size))
         yield upload
         comm.on_rank_0(stack.close)  # ranks wait, as the remaining uploads may take long
 
 
-def _upload_nothing() -> None:
-    """Stand for the upload of a run that is kept on this machine."""
-
-
 @contextlib.contextmanager
-def _locked(hparams: Training, directory: str, ranks: int) -> Iterator[Callable[[], None]]:
-    """Hold the lock of a run's directory, upload what is written, and record how the run ends."""
-    with (
-        stop_signals.handled(stop_signals.interrupt, *stop_signals.TO_STOP),
-        run_lock.held(directory, ranks),
-    ):
+def _locked(hparams: Training, directory: str, ranks: int) -> Iterator[Callable[[], None] | None]:
+    """Hold the lock of a run's directory, and record how the run ends; yield its upload."""
+    save_dir = str(hparams.run.save_dir)
+    with contextlib.ExitStack() as stack:
+        handled = stop_signals.handled(stop_signals.interrupt, *stop_signals.TO_STOP)
+        stack.enter_context(handled)
+        stack.enter_context(run_lock.held(directory, ranks))
         if not hparams.run.resume:
             refuse_existing(hparams)
         for path in own_files(hparams):
             if path.endswith('.part'):
                 os.remove(path)
-        uploading = contextlib.nullcontext(_upload_nothing)
-        save_dir = str(hparams.run.save_dir)
+        upload = None
         if storage.is_remote(save_dir):
             from lm_human_preferences.runs import uploads
 
             if not hparams.run.resume:
                 run_record.fetch(save_dir, directory)  # other trainings may have entries in it
             files = run_files.uploaded_by(hparams.commands)
-            uploading = uploads.uploaded(save_dir, directory, files)
-        with uploading as upload, run_record.ended(directory, hparams.command):
-            yield upload
+            upload = stack.enter_context(uploads.uploaded(save_dir, directory, files))
+        stack.enter_context(run_record.ended(directory, hparams.command))
+        yield upload
 
 
 def resume_hint(hparams: Training) -> str:
@@ -181,16 +177,13 @@ def resume_hint(hparams: Training) -> str:
     networks = [REWARD.member_files(number) for number in range(hparams.members)]
     if hparams.command == POLICY.command:
         networks.append(POLICY)
-    for files in reversed(networks):
-        saved = names.resumable(os.path.join(directory, files.unfinished))
-        if saved:
-            step = names.step_of(saved[0])
-            name = files.network.replace('_', ' ')
-            return f'Step {step} of the {name} is saved; to go on from there: {command}'
     saved = 'No step is saved yet'
-    if os.path.exists(os.path.join(directory, networks[0].finished, names.LIST)):
-        saved = 'So far, only finished reward models are saved'
-    return f'{saved}; to go on with the same settings: {command}'
+    for files in networks:
+        steps = names.resumable(os.path.join(directory, files.unfinished))
+        if steps:
+            network = files.network.replace('_', ' ')
+            saved = f'Step {names.step_of(steps[0])} of the {network} is saved'
+    return f'{saved}; to go on from there: {command}'
 
 
 def ranks_of(directory: str | None) -> int | None:

@@ -12,73 +12,65 @@ from lm_human_preferences.errors import UserError, os_errors_as
 from lm_human_preferences.runs.run_files import LOCK
 
 _HOST = socket.gethostname()
-_MAX_LENGTH = 300  # most characters to read, as anybody may have made the file
-
-
-def acquire(directory: str) -> io.FileIO:
-    """Make and lock a run directory; return the file that holds the lock until it is closed."""
-    path = os.path.join(directory, LOCK)
-    with os_errors_as(f'--save_dir: {path} cannot be written'):
-        os.makedirs(directory, exist_ok=True)
-        try:
-            lock = storage.open_locked(path, 'ab+')
-        except BlockingIOError:
-            with open(path, 'rb', buffering=0, opener=storage.open_nofollow) as file:
-                raise _held(path, _holder(file)) from None
-    try:
-        holder = _holder(lock)
-        if not os.path.exists(path) or not os.path.samestat(os.stat(path), os.fstat(lock.fileno())):
-            raise _held(path, holder)  # another process has deleted the file, or replaced it
-        if holder and f' on {_HOST}, ' not in holder:
-            # The file system may not pass locks on to other hosts.
-            raise UserError(
-                f'{path}: {holder} is writing this run; if it has ended there, delete this file'
-            )
-        return lock
-    except BaseException:  # Ctrl-C too: nobody else could close the file
-        lock.close()
-        raise
-
-
-def _holder(file: io.FileIO) -> str:
-    file.seek(0)
-    return file.read(_MAX_LENGTH).decode(errors='replace')
-
-
-def _held(path: str, holder: str) -> UserError:
-    who = holder or 'a process'
-    return UserError(f'{path}: {who} is writing this run: wait for its end, or use another NAME')
 
 
 @contextlib.contextmanager
 def held(directory: str, ranks: int) -> Iterator[None]:
-    """Hold a run directory's lock; then delete the lock file, and a new, still empty directory."""
+    """Make and lock a run directory; then delete the lock file, and a new, still empty directory.
+
+    ranks: number of ranks that write the run. UserError if another process has locked it.
+    """
     is_new = not os.path.isdir(directory)
-    with acquire(directory) as lock:
+    path = os.path.join(directory, LOCK)
+    process = f'process {os.getpid()} on {_HOST}, since {time.strftime("%F %T")}, {ranks} rank(s)'
+    with contextlib.ExitStack() as stack:
+        with os_errors_as(f'--save_dir: {path} cannot be written'):
+            os.makedirs(directory, exist_ok=True)
+            lock = None
+            with contextlib.suppress(BlockingIOError):
+                lock = stack.enter_context(storage.open_locked(path, 'ab+'))
+            holder = _holder(path)
+            # Another process may have deleted the file, or replaced it, before it was locked.
+            if lock is None or not _is_at(path, lock):
+                raise UserError(
+                    f'{path}: {holder or "a process"} is writing this run: wait for its end, or use'
+                    ' another NAME'
+                )
+            if holder and f' on {_HOST}, ' not in holder:
+                # The file system may not pass locks on to other hosts.
+                raise UserError(
+                    f'{path}: {holder} is writing this run; if it has ended there, delete this file'
+                )
+            lock.truncate(0)
+            os.write(lock.fileno(), process.encode())
         try:
-            _name_holder(lock, ranks)
             yield
         finally:
             # A user may have deleted it, so that another process has made it anew.
             with contextlib.suppress(OSError):  # an upload has deleted it; or it is not empty
-                if os.path.samestat(os.stat(lock.name), os.fstat(lock.fileno())):
-                    os.remove(lock.name)
+                if _is_at(path, lock):
+                    os.remove(path)
                     if is_new:
                         os.rmdir(directory)
 
 
-def _name_holder(lock: io.FileIO, ranks: int) -> None:
-    """Write into the lock file which process holds it; UserError on a full disk."""
-    process = f'process {os.getpid()} on {_HOST}, since {time.strftime("%F %T")}, {ranks} rank(s)'
-    with os_errors_as(f'--save_dir: {lock.name} cannot be written'):
-        lock.truncate(0)
-        os.write(lock.fileno(), process.encode())
+def _is_at(path: str, lock: io.FileIO) -> bool:
+    return os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(lock.fileno()))
+
+
+def _holder(path: str) -> str:
+    """Return the beginning of a lock file, which anybody may have made; '' if it is gone."""
+    if not os.path.exists(path):
+        return ''
+    with open(path, 'rb', opener=storage.open_nofollow) as file:
+        return file.read(300).decode(errors='replace')
 
 
 def check_free(directory: str) -> None:
     """Raise UserError if another process writes the run in `directory`."""
     if os.path.exists(os.path.join(directory, LOCK)):
-        acquire(directory).close()
+        with held(directory, ranks=0):
+            pass
 
 
 def is_held(directory: str) -> bool:

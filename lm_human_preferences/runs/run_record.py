@@ -14,22 +14,9 @@ file. An entry holds
     labels      labels that a reward model learned from; in an online run, the last ones
     commands    commands that worked on the training, in their order
 
-Only the entry of the command that was typed has `labels` and `commands`. `labels` holds
+Only the entry of the command that was typed has `labels` and `commands`. Each of `commands` holds
 
-    source            path, URL, 'mock', 'test' or 'online'
-    found             number of labels in the source
-    learned_from      number of labels in the training split
-    held_out          number of held-out labels; labels beyond --labels.num_train are in no split
-    queries           number of different queries of both splits
-    held_out_queries  number of different held-out queries
-    simulated         number of labels by simulated labellers
-    digest            SHA-256 of the labels, as tensors
-    labellers         {name: number of labels}, for a folder
-    answers           {name: number of lines read from the labeller's file}, for a folder
-
-and each of `commands`
-
-    command           as it was typed, without keys in URLs; null if the user's own program ran
+    command           as it was typed; null if the user's own program ran
     began, ended      in UTC, as 2026-11-02T08:00:00Z; a killed or running command has no `ended`
     how               finished, interrupted, or failed: EXCEPTION
     seconds           wall-clock time
@@ -37,8 +24,6 @@ and each of `commands`
     python, lm-human-preferences, torch, transformers, numpy
     seeds             {folder of a network: seed}
     adapter, base     paths of an initial model's adapters and their base, if it has adapters
-
-Entries that this program does not know, such as those of a fork, are kept unchanged.
 """
 
 import contextlib
@@ -49,7 +34,6 @@ import importlib.metadata
 import itertools
 import os
 import platform
-import re
 import shlex
 import sys
 import time
@@ -91,10 +75,8 @@ def check_present(directory: str) -> None:
 def _is_entry(entry: object) -> bool:
     if not isinstance(entry, dict):
         return False
-    for name, empty in _EMPTY.items():
-        if not isinstance(entry.get(name, empty), type(empty)):
-            return False
-    return all(isinstance(command, dict) for command in entry.get('commands', []))
+    has_types = all(isinstance(entry.get(name, each), type(each)) for name, each in _EMPTY.items())
+    return has_types and all(isinstance(command, dict) for command in entry.get('commands', []))
 
 
 def training(directory: str, command: str) -> dict[str, Any]:
@@ -216,17 +198,9 @@ def _changed(directory: str) -> Iterator[dict[str, dict[str, Any]]]:
 
 
 def typed(words: Sequence[str]) -> str | None:
-    """Return the command line `words` without keys in URLs; None if it runs a user's script."""
+    """Return the command line `words`; None if it runs a user's script."""
     script = os.path.basename(words[0])
-    if script not in SCRIPTS:
-        return None
-    return shlex.join([f'./{script}', *map(without_key, words[1:])])
-
-
-def without_key(text: str) -> str:
-    """Remove user and query of URLs in `text`, which may hold a key."""
-    text = re.sub(r'(?<=://)[^/\s@]*@', '', text)
-    return re.sub(r'(https?://[^\s?#]*)[?#]\S*', r'\1', text)
+    return shlex.join([f'./{script}', *words[1:]]) if script in SCRIPTS else None
 
 
 def _now() -> str:

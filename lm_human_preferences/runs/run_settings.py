@@ -7,7 +7,7 @@ import copy
 import hashlib
 import os
 import secrets
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from lm_human_preferences import shell, storage
@@ -58,36 +58,29 @@ def write(hparams: Training, directory: str, *, experiment: str | None, ranks: i
         hparams = copy.deepcopy(hparams)
         # `use_own_model` may have replaced the name of the initial model.
         _set_initial_model(hparams, as_recorded(hparams).task.policy.initial_model)
-    trainings: dict[str, hyperparams.HParams] = {hparams.command: hparams}
-    settings = {hparams.command: _additions(hparams)}
-    if hparams.policy is not None and hparams.reward_training is not None:  # in the same run
-        of_reward = {'ensemble': hparams.members}
-        for name, value in settings[hparams.command].items():
-            if name.startswith(f'{NEW_MODEL}.'):
-                of_reward[name.removeprefix(f'{NEW_MODEL}.')] = value
-        settings[run_files.REWARD.command] = of_reward
-        trainings[run_files.REWARD.command] = hparams.reward_training
-    about = {'experiment': experiment, 'ranks': ranks, 'digests': _digests(hparams)}
+    digests = _digests(hparams)
     if hparams.policy is not None and hparams.policy.rewards.function is not None:
         code = reward_function.read(hparams.policy.rewards.function)
-        about['digests'][reward_function.NAME] = code.digest
+        digests[reward_function.NAME] = code.digest
         storage.write_bytes(os.path.join(directory, run_files.FUNCTION), code.text.encode())
-    entries = {}
-    for command, training in trainings.items():
-        before = run_record.training(directory, command)['settings'] if resume else {}
-        unknown = {name: before[name] for name in before if not training.has(name)}
-        entries[command] = {**about, 'settings': {**unknown, **settings[command]}}
+    additions = hparams.additions()
+    # Options that the original lacks and that a resumed run keeps
+    settings = {name: additions[name] for name in additions if name not in OF_ONE_START}
+    trainings: dict[str, hyperparams.HParams] = {hparams.command: hparams}
+    about = {'experiment': experiment, 'ranks': ranks, 'digests': digests}
+    entries = {hparams.command: {**about, 'settings': settings}}
+    if hparams.policy is not None and hparams.reward_training is not None:  # in the same run
+        of_reward = {'ensemble': hparams.members}
+        for name, value in settings.items():
+            if name.startswith(f'{NEW_MODEL}.'):
+                of_reward[name.removeprefix(f'{NEW_MODEL}.')] = value
+        entries[run_files.REWARD.command] = {**about, 'settings': of_reward}
+        trainings[run_files.REWARD.command] = hparams.reward_training
     run_record.write_trainings(directory, entries, resume=resume)
     for command, training in trainings.items():
         content = training.to_nested_dict(original_only=True, with_unknown=True)
         path = os.path.join(directory, run_files.COMMANDS[command].settings)
         storage.write_json(path, content)
-
-
-def _additions(hparams: Training) -> dict[str, Any]:
-    """Return {option: value} of options that the original lacks and that a resumed run keeps."""
-    found = hparams.additions()
-    return {name: found[name] for name in found if name not in OF_ONE_START}
 
 
 def use_own_model(hparams: policy_options.HParams) -> None:
@@ -121,13 +114,9 @@ def read_settings(hparams: AnyTraining, directory: str) -> AnyTraining:
     files = run_files.COMMANDS[hparams.command]
     hparams.override_from_json_file(storage.join(directory, files.settings))
     run_record.check_present(directory)
-    settings = run_record.training(directory, hparams.command)['settings']
-    known = {name: value for name, value in settings.items() if hparams.has(name)}
-    path = storage.join(directory, run_files.RECORD)
-    with hyperparams.reading(path):
-        hparams.override_from_dict(known)
+    with hyperparams.reading(storage.join(directory, run_files.RECORD)):
+        hparams.override_from_dict(run_record.training(directory, hparams.command)['settings'])
         hparams.check_values()
-    hyperparams.note_unknown(path, tuple(name for name in settings if name not in known))
     return hparams
 
 
@@ -243,26 +232,17 @@ def _digests(hparams: Training) -> dict[str, str]:
         path = settings.get(option)
         if not isinstance(path, str) or not os.path.isabs(path):  # a name or a URL
             continue
-        digest = hashlib.sha256()
-        files = list(_files_at(path))
-        for name in files:
-            with open(name, 'rb') as file:
-                digest.update(hashlib.file_digest(file, 'sha256').digest())
-        if files:
+        files = [name for name in (path, jsonl.file_of_test_part(path)) if name is not None]
+        if os.path.exists(os.path.join(path, 'config.json')):
+            names = filter(lambda name: name.endswith(_MODEL_FILES), sorted(os.listdir(path)))
+            files = [os.path.join(path, name) for name in names]
+        if all(map(os.path.isfile, files)):
+            digest = hashlib.sha256()
+            for name in files:
+                with open(name, 'rb') as file:
+                    digest.update(hashlib.file_digest(file, 'sha256').digest())
             found[option] = digest.hexdigest()
     return found
-
-
-def _files_at(path: str) -> Iterator[str]:
-    if os.path.isfile(path):
-        yield path
-        test_part = jsonl.file_of_test_part(path)
-        if test_part is not None:
-            yield test_part
-    elif os.path.exists(os.path.join(path, 'config.json')):
-        for name in sorted(os.listdir(path)):
-            if name.endswith(_MODEL_FILES):
-                yield os.path.join(path, name)
 
 
 def pins(hparams: Training, *, ask: bool = True) -> dict[str, Any]:

@@ -102,16 +102,3 @@ def test_no_writer_loses_what_another_one_wrote(tmp_path):
     for thread in threads:
         thread.join()
     assert sorted(run_record.read(str(tmp_path))) == ['0', '1', '2', '3']
-
-
-@pytest.mark.parametrize(
-    'word, told',
-    [
-        ('--labels.source=https://a.b/c.json?sig=SECRET', '--labels.source=https://a.b/c.json'),
-        ('https://anna:SECRET@a.b/c', 'https://a.b/c'),
-        ('az://account/container/run', 'az://account/container/run'),
-        ('what is this?', "'what is this?'"),
-    ],
-)
-def test_no_key_of_a_url_is_kept(word, told):
-    assert run_record.typed(['/x/sample.py', word]) == f'./sample.py {told}'

@@ -35,7 +35,7 @@ def test_while_a_training_starts(tmp_path):
         command = shell.typed(f'./launch.py resume {directory}')
         hints += (  # or before the settings were complete
             f'is saved; to go on from there: {command}',
-            f'No step is saved yet; to go on with the same settings: {command}',
+            f'No step is saved yet; to go on from there: {command}',
         )
     assert training.errors().endswith(hints)
 

@@ -117,5 +117,5 @@ def test_a_training_computes_as_suits_its_network(machine, monkeypatch):
     hparams.task.policy.initial_model = 'test'
     hparams.run.precision = 'bf16'
     hparams.run.deterministic = False
-    session.Run(hparams, Comm(), None, '', lambda: None).prepare(reward_phase(hparams), kept())
+    session.Run(hparams, Comm(), None, '').prepare(reward_phase(hparams), kept())
     assert calls == [('bf16', default_device(), 'onednn', {'deterministic': False})]

@@ -148,7 +148,7 @@ from lm_human_preferences.runs import reward_function, run_lock
 from lm_human_preferences.utils import stop_signals
 
 run, name = sys.argv[1:]
-lock = run_lock.acquire(run)
+lock = run_lock.held(run, ranks=1)
 handled = stop_signals.handled(stop_signals.interrupt, signal.SIGINT, *stop_signals.TO_STOP)
 with lock, handled:
     scores = FunctionScorer(reward_function.read(name)).score([joined('a', 'b')])
