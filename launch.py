@@ -241,11 +241,6 @@ def resume(settings: dict[str, Any], save_dir: str) -> None:
         settings = user_settings.complete(reward_experiments, settings, hparams.policy, None)
     user_settings.override(hparams, {**settings, 'run.save_dir': save_dir, 'run.resume': True})
     run_dir.prepare_run_dir(launch.validated(hparams), overwrite=False, explicitly_set=settings)
-    if hparams.policy is not None:
-        from lm_human_preferences.language import tokenisers  # a library that --help does not need
-
-        if tokenisers.may_have_own(hparams.task.policy.initial_model):
-            run_settings.use_own_model(hparams.policy)
     if mpi is None:
         mpi = run_dir.ranks_of(hparams.run.directory)
     experiment = run_record.training(directory, command)['experiment']

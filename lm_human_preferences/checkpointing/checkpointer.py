@@ -1,6 +1,5 @@
 """Saving a training in the background, and resuming it with the same result."""
 
-import base64
 import concurrent.futures
 import contextlib
 import os
@@ -271,30 +270,22 @@ def load(prefix: str, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """Return the states of numpy's and torch's generators as JSON."""
+    """Return the states of numpy's and torch's generators as JSON, arrays in hexadecimal."""
     _, keys, *rest = np.random.get_state()
     state = {
-        'numpy': [_encode(keys), *rest],  # pyright: ignore[reportArgumentType]
-        'torch': _encode(torch.get_rng_state().numpy()),
+        'numpy': [np.asarray(keys).tobytes().hex(), *rest],
+        'torch': torch.get_rng_state().numpy().tobytes().hex(),
     }
     if torch.cuda.is_available():
-        state['cuda'] = _encode(torch.cuda.get_rng_state().numpy())
+        state['cuda'] = torch.cuda.get_rng_state().numpy().tobytes().hex()
     return state
 
 
 def set_random_state(state: dict[str, Any]) -> None:
     """Restore the result of `random_state`."""
     keys, *rest = state['numpy']
-    np.random.set_state(('MT19937', _decode(keys, np.uint32), *rest))
-    torch.set_rng_state(torch.from_numpy(_decode(state['torch'], np.uint8)))
+    np.random.set_state(('MT19937', np.frombuffer(bytes.fromhex(keys), np.uint32), *rest))
+    torch.set_rng_state(torch.tensor(bytearray.fromhex(state['torch']), dtype=torch.uint8))
     if 'cuda' in state:
-        torch.cuda.set_rng_state(torch.from_numpy(_decode(state['cuda'], np.uint8)))
-
-
-def _encode(array: np.ndarray) -> str:
-    values = np.ascontiguousarray(array)
-    return base64.b64encode(values).decode()  # pyright: ignore[reportArgumentType]
-
-
-def _decode(text: str, dtype: type[np.generic]) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(text), dtype).copy()
+        cuda = torch.tensor(bytearray.fromhex(state['cuda']), dtype=torch.uint8)
+        torch.cuda.set_rng_state(cuda)

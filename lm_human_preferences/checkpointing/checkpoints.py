@@ -117,28 +117,13 @@ def write_bundle(
     with storage.atomic_write(*targets) as (*manifest_files, data, index):
         table = tf_bundle.write_values(data, tensors)
         index.write(table)
-        manifest = {
-            'index_sha256': hashlib.sha256(table).hexdigest(),
-            'sizes': {INDEX: len(table), DATA: data.tell()},
-            'state': state,
-        }
         for file in manifest_files:
-            file.write(_sign(manifest))
+            manifest = {'sha256': _digest(table, state), 'state': state}
+            file.write(json.dumps(manifest).encode())
 
 
-def _sign(value: dict[str, Any]) -> bytes:
-    """Return `value` as JSON that begins with a digest of the rest."""
-    rest = json.dumps(value)[1:].encode()
-    return b'{"sha256": "%s", ' % hashlib.sha256(rest).hexdigest().encode() + rest
-
-
-def _parse_signed(text: bytes) -> dict[str, Any]:
-    """Return the value that `_sign` was given, or something else if `text` is damaged."""
-    try:
-        signed = json.loads(text)
-        return {name: value for name, value in signed.items() if name != 'sha256'}
-    except (ValueError, AttributeError, RecursionError):
-        return {}
+def _digest(index: bytes, state: Any) -> str:
+    return hashlib.sha256(index + json.dumps(state).encode()).hexdigest()
 
 
 def _commit(directory: str, keep: Sequence[str]) -> None:
@@ -193,26 +178,16 @@ def discard_after(directory: str, name: str) -> None:
 
 
 def restore_state(prefix: str) -> Any:
-    """Return a checkpoint's state, or None; BundleError if its manifest, index or size is wrong."""
+    """Return a checkpoint's state, or None; BundleError if its manifest or index is damaged."""
     path = prefix + RESUME
     if not os.path.exists(path):
         return None
-    with (
-        tf_bundle.open_file(path) as manifest_file,
-        tf_bundle.open_file(prefix + INDEX) as index,
-        tf_bundle.open_file(prefix + DATA) as data,
-    ):
-        text = manifest_file.read()
-        digest = hashlib.sha256(index.read()).hexdigest()
-        size = os.fstat(data.fileno()).st_size
-    manifest = _parse_signed(text)
-    if text != _sign(manifest):
-        raise tf_bundle.BundleError(f'{path} is damaged: its checksum does not match')
-    if manifest['index_sha256'] != digest:
-        raise tf_bundle.BundleError(
-            f'{path} does not belong to {prefix}{INDEX}: one of them is damaged'
-        )
-    expected = manifest['sizes'][DATA]
-    if size != expected:
-        raise tf_bundle.BundleError(f'{prefix}{DATA} is damaged: it has {size} of {expected} bytes')
+    with tf_bundle.open_file(path) as manifest_file, tf_bundle.open_file(prefix + INDEX) as index:
+        try:
+            manifest = json.load(manifest_file)
+            is_whole = manifest['sha256'] == _digest(index.read(), manifest['state'])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            is_whole = False
+    if not is_whole:
+        raise tf_bundle.BundleError(f'{path} is damaged, or does not belong to {prefix}{INDEX}')
     return manifest['state']

@@ -13,6 +13,7 @@ translates these names.
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -57,11 +58,8 @@ def format_checkpoint_file(names: Sequence[str]) -> bytes:
 
 def resumable(directory: str) -> list[str]:
     """Return names of the checkpoints with a resume.json, intact or damaged, the latest first."""
-    names = []
-    for file in os.listdir(directory) if os.path.isdir(directory) else []:
-        match = FILE.fullmatch(file)
-        if match and match[2] == RESUME:
-            names.append(match[1])
+    paths = glob.glob(f'{glob.escape(directory)}/model.ckpt*{RESUME}')
+    names = [os.path.basename(path).removesuffix(RESUME) for path in paths]
     return sorted(names, key=step_of, reverse=True)
 
 

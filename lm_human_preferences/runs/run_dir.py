@@ -126,44 +126,35 @@ def fetch_run_dir(save_dir: str) -> str:
 
 @contextlib.contextmanager
 def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[Callable[[], None] | None]:
-    """Lock a run's directory, so that only this job writes there; UserError if that fails.
+    """Lock a run's directory, so that only this job writes there, and record how the run ends.
 
     Yield a function that uploads the directory; None on other ranks, or if SAVE_DIR is local.
+    UserError if another job writes there, or has left a run that would be overwritten.
     """
-    directory = hparams.run.directory
+    directory, save_dir = hparams.run.directory, str(hparams.run.save_dir)
+    upload = None
     with contextlib.ExitStack() as stack:
-        upload = None
         if directory is not None:
             check_directory(directory)
-            if comm.rank == 0:
-                upload = stack.enter_context(_locked(hparams, directory, comm.size))
+        if directory is not None and comm.rank == 0:
+            handled = stop_signals.handled(stop_signals.interrupt, *stop_signals.TO_STOP)
+            stack.enter_context(handled)
+            stack.enter_context(run_lock.held(directory, comm.size))
+            if not hparams.run.resume:
+                refuse_existing(hparams)
+            for path in own_files(hparams):
+                if path.endswith('.part'):
+                    os.remove(path)
+            if storage.is_remote(save_dir):
+                from lm_human_preferences.runs import uploads
+
+                if not hparams.run.resume:
+                    run_record.fetch(save_dir, directory)  # other trainings may have entries in it
+                files = run_files.uploaded_by(hparams.commands)
+                upload = stack.enter_context(uploads.uploaded(save_dir, directory, files))
+            stack.enter_context(run_record.ended(directory, hparams.command))
         yield upload
         comm.on_rank_0(stack.close)  # ranks wait, as the remaining uploads may take long
-
-
-@contextlib.contextmanager
-def _locked(hparams: Training, directory: str, ranks: int) -> Iterator[Callable[[], None] | None]:
-    """Hold the lock of a run's directory, and record how the run ends; yield its upload."""
-    save_dir = str(hparams.run.save_dir)
-    with contextlib.ExitStack() as stack:
-        handled = stop_signals.handled(stop_signals.interrupt, *stop_signals.TO_STOP)
-        stack.enter_context(handled)
-        stack.enter_context(run_lock.held(directory, ranks))
-        if not hparams.run.resume:
-            refuse_existing(hparams)
-        for path in own_files(hparams):
-            if path.endswith('.part'):
-                os.remove(path)
-        upload = None
-        if storage.is_remote(save_dir):
-            from lm_human_preferences.runs import uploads
-
-            if not hparams.run.resume:
-                run_record.fetch(save_dir, directory)  # other trainings may have entries in it
-            files = run_files.uploaded_by(hparams.commands)
-            upload = stack.enter_context(uploads.uploaded(save_dir, directory, files))
-        stack.enter_context(run_record.ended(directory, hparams.command))
-        yield upload
 
 
 def resume_hint(hparams: Training) -> str:

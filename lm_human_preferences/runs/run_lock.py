@@ -41,9 +41,10 @@ def held(directory: str, ranks: int) -> Iterator[None]:
                 raise UserError(
                     f'{path}: {holder} is writing this run; if it has ended there, delete this file'
                 )
-            lock.truncate(0)
-            os.write(lock.fileno(), process.encode())
         try:
+            with os_errors_as(f'--save_dir: {path} cannot be written'):
+                lock.truncate(0)
+                os.write(lock.fileno(), process.encode())
             yield
         finally:
             # A user may have deleted it, so that another process has made it anew.

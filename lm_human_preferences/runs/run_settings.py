@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 import os
 import secrets
@@ -11,7 +10,6 @@ from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from lm_human_preferences import shell, storage
-from lm_human_preferences.checkpointing import names
 from lm_human_preferences.datasets import jsonl
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.hparams import policy_options, reward_options
@@ -53,11 +51,6 @@ def write(hparams: Training, directory: str, *, experiment: str | None, ranks: i
 
     run.json is written first, since the original's files of settings mark the existence of a run.
     """
-    resume = hparams.run.resume
-    if resume:
-        hparams = copy.deepcopy(hparams)
-        # `use_own_model` may have replaced the name of the initial model.
-        _set_initial_model(hparams, as_recorded(hparams).task.policy.initial_model)
     digests = _digests(hparams)
     if hparams.policy is not None and hparams.policy.rewards.function is not None:
         code = reward_function.read(hparams.policy.rewards.function)
@@ -76,29 +69,11 @@ def write(hparams: Training, directory: str, *, experiment: str | None, ranks: i
                 of_reward[name.removeprefix(f'{NEW_MODEL}.')] = value
         entries[run_files.REWARD.command] = {**about, 'settings': of_reward}
         trainings[run_files.REWARD.command] = hparams.reward_training
-    run_record.write_trainings(directory, entries, resume=resume)
+    run_record.write_trainings(directory, entries, resume=hparams.run.resume)
     for command, training in trainings.items():
         content = training.to_nested_dict(original_only=True, with_unknown=True)
         path = os.path.join(directory, run_files.COMMANDS[command].settings)
         storage.write_json(path, content)
-
-
-def use_own_model(hparams: policy_options.HParams) -> None:
-    """Let a resumed run use its own saved model if the initial model is not on this machine."""
-    model, save_dir = hparams.task.policy.initial_model, hparams.run.save_dir
-    path = storage.model_path(model) or model
-    is_blob = storage.is_remote(path) and not storage.is_hub(path)
-    unfinished = os.path.join(str(hparams.run.directory), run_files.POLICY.unfinished)
-    if not (is_blob or storage.is_here(path)) and names.resumable(unfinished):
-        note(f'note: {model} is not on this machine; the run has what it needs of it')
-        _set_initial_model(hparams, str(save_dir))
-
-
-def _set_initial_model(hparams: Training, model: str) -> None:
-    """Set the initial model of a policy and of the reward model that is trained with it."""
-    hparams.task.policy.initial_model = model
-    if hparams.new_reward_model is not None:
-        hparams.new_reward_model.task.policy.initial_model = model
 
 
 def as_recorded(hparams: AnyTraining) -> AnyTraining:

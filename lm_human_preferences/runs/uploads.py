@@ -55,17 +55,16 @@ def upload(url: str, directory: str, pattern: re.Pattern[str]) -> None:
     for path in filter(_is_list, local):
         listed.update(_listed(path, Path(directory, path).read_text(encoding='utf-8')))
 
-    def is_due(path: str) -> bool:
+    def differs(path: str) -> bool:
         file = os.path.join(directory, path)
-        is_listed = _stem(path) is None or _stem(path) in listed
-        return is_listed and (os.path.getsize(file), storage.md5(file)) != remote.get(path)
+        return (os.path.getsize(file), storage.md5(file)) != remote.get(path)
 
     # A run that was resumed with other settings replaces checkpoints that the lists name.
-    if any(_stem(path) and path in remote and is_due(path) for path in local):
+    if any(_stem(path) and path in remote and differs(path) for path in local):
         for path in filter(_is_list, list(remote)):
             storage.remove(storage.join(url, path))
             del remote[path]
-    for path in sorted(filter(is_due, local), key=_order):
+    for path in sorted(filter(differs, local), key=_order):
         with open(os.path.join(directory, path), 'rb') as file:
             storage.write(storage.join(url, path), file)
     for path in sorted(remote, key=_order, reverse=True):

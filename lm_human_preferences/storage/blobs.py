@@ -40,7 +40,7 @@ CONNECT_TIMEOUT = 3  # seconds for each request
 READ_TIMEOUT = 20  # seconds for each request
 LFS = b'version https://git-lfs'  # beginning of a file that stands for a large one
 BLOCK_SIZE = 8 << 20  # bytes in each request
-NO_PROGRESS_BELOW = 1 << 16  # bytes; for smaller files, a bar would be gone at once
+NOT_SILENT = 1 << 20  # bytes of a file of which is said that it is fetched
 
 
 def exists(path: str) -> bool:
@@ -115,22 +115,13 @@ def _fetched(path: str) -> str:
 
 def _download(blob: Blob, client: Context, stat: Stat) -> None:
     """Download a blob and verify it before it becomes visible."""
-    from tqdm.auto import tqdm
-
-    is_small = stat.size < NO_PROGRESS_BELOW
-    if not is_small:
-        print(f'fetching {blob.path}', file=sys.stderr)
-    progress: dict[str, Any] = {'disable': is_small or None, 'leave': False}  # None: on a terminal
-    with (
-        client.BlobFile(blob.path, 'rb', file_size=stat.size) as source,
-        # Machines that share the disk may not share the lock: each has its own temporary file.
-        atomic_write(blob.cached, by=os.uname().nodename) as (file,),
-        tqdm.wrapattr(source, 'read', total=stat.size, **progress) as counted,
-    ):
-        shutil.copyfileobj(counted, file, BLOCK_SIZE)
-        file.flush()
-        if file.tell() != stat.size or stat.md5 not in (None, md5(file.name)):
-            raise blob.error(f'damaged on the way, {file.tell()} of {stat.size} bytes')
+    if stat.size >= NOT_SILENT:
+        print(f'fetching {blob.path}, {stat.size >> 20} MiB', file=sys.stderr)
+    # Machines that share the disk may not share the lock: each has its own temporary file.
+    with atomic_write(blob.cached, by=os.uname().nodename) as (file,):
+        computed = client.copy(blob.path, file.name, overwrite=True, return_md5=True)
+        if stat.md5 not in (None, computed):
+            raise blob.error(f'damaged on the way, with MD5 {computed}')
 
 
 def write(path: str, source: BinaryIO) -> None:

@@ -10,9 +10,9 @@ import json
 import os
 import re
 import shutil
-import socket
 import stat
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -21,7 +21,8 @@ from lm_human_preferences.errors import UserError, os_errors_as
 from lm_human_preferences.storage.paths import is_remote
 
 Opener = Callable[[str, int], int]  # type of the argument `opener` of open()
-AnyFile = TypeVar('AnyFile', io.FileIO, socket.socket)
+AnyFile = TypeVar('AnyFile')
+_not_inherited: weakref.WeakSet[Any] = weakref.WeakSet()
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks
 
 
@@ -104,8 +105,16 @@ def append(file: io.FileIO, data: bytes, *, sync: bool) -> None:
 
 def closed_after_fork(file: AnyFile) -> AnyFile:
     """Close a file or socket in all processes that are forked from now on; return it."""
-    os.register_at_fork(after_in_child=file.close)
+    _not_inherited.add(file)
     return file
+
+
+def _close_after_fork() -> None:
+    for file in list(_not_inherited):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_close_after_fork)
 
 
 def open_locked(path: str, mode: str, *, opener: Opener = open_nofollow) -> io.FileIO:

@@ -53,8 +53,6 @@ def pinned(name: str, *, ask: bool = True) -> str:
         if is_hub(name):
             raise
         raise StorageError(f'no such directory: {name}; as a model of the hub, {e}') from e
-    if not hub.name and not any(os.path.exists(os.path.join(copy, name)) for name in CONFIGS):
-        raise hub.error(f'it has no {" or ".join(CONFIGS)}, so it is not a model of transformers')
     directory = copy.removesuffix(f'/{hub.name}') if hub.name else copy
     return hub.at(os.path.basename(directory))  # its name is the commit
 

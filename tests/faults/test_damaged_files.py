@@ -116,7 +116,7 @@ def test_every_flipped_bit_is_noticed(checkpoint, name):
     path = checkpoint / KINDS[name].file
     for content in with_flipped_bits(path.read_bytes()):
         path.write_bytes(content)
-        with pytest.raises(BundleError, match='is damaged: .* checksum .*does not match'):
+        with pytest.raises(BundleError, match='is damaged'):
             KINDS[name].read(checkpoint)
 
 
@@ -139,7 +139,7 @@ def test_the_state_of_another_checkpoint(checkpoint):
     with pytest.raises(UserError) as e:
         read_state(checkpoint)
     index = checkpoint / 'model.ckpt-7.index'
-    assert str(e.value) == f'{state} does not belong to {index}: one of them is damaged'
+    assert str(e.value) == f'{state} is damaged, or does not belong to {index}'
 
 
 def test_a_vocabulary_and_other_merges(tmp_path):

@@ -34,10 +34,9 @@ def refuse(error):
 
 
 @pytest.mark.parametrize(
-    'what, target', [('', 'new'), ('/reward_model', 'empty'), ('', 'file/new'), ('', '')]
+    'what, target', [('', 'new'), ('/reward_model', 'new'), ('', 'file/new'), ('', '')]
 )
 def test_export(what, target, saved, tmp_path):
-    (tmp_path / 'empty').mkdir()
     (tmp_path / 'file').touch()
     before = sorted(tmp_path.rglob('*'))
     output = tmp_path / target if target else "''"
