@@ -18,12 +18,10 @@ Only the entry of the command that was typed has `labels` and `commands`. Each o
 
     command           as it was typed; null if the user's own program ran
     began, ended      in UTC, as 2026-11-02T08:00:00Z; a killed or running command has no `ended`
-    how               finished, interrupted, or failed: EXCEPTION
-    seconds           wall-clock time
-    ranks, launcher, processor, threads, gpu
-    python, lm-human-preferences, torch, transformers, numpy
+    how, seconds      finished, interrupted, or failed: EXCEPTION; wall-clock time
     seeds             {folder of a network: seed}
-    adapter, base     paths of an initial model's adapters and their base, if it has adapters
+
+and the ranks, the launcher, the machine, and versions of packages.
 """
 
 import contextlib

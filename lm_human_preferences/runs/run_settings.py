@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 from lm_human_preferences import shell, storage
@@ -141,48 +141,33 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
     before, now = decided(recorded), decided(hparams)
     files = run_record.training(directory, hparams.command)['digests']
     same = _digests(hparams)
-    for option in files.keys() & same.keys():
+    read_again = files.keys() & same.keys()
+    for option in read_again:
         if same[option] != files[option]:
             raise UserError(f'{now[option]} is not what it was when this run began: restore it')
-    for option in _changed(hparams, before, now):
+    may_change = MAY_CHANGE | read_again
+    if now.get('rewards.online') == 'on':  # labels and retrainings are planned by steps
+        may_change -= {LENGTH}
+    set_by_program = {'rewards.ensemble', _seed_of_ensemble(hparams)}
+    for option in {**before, **now}:
         was, value = before.get(option, 'off'), now.get(option, 'off')
-        may_change = _may_change(hparams, option) or option in files.keys() & same.keys()
-        if may_change and _covers(explicitly_set, option):
+        is_own = option in set_by_program and now.get(option) is None
+        is_own = is_own or (option == OWN_REWARD and now.get(NEW_MODEL) == 'on')
+        if was == value or is_own or storage.is_pin_of(was, value):
+            continue
+        is_free = option in may_change or option.startswith('run.serve')
+        # The user gives an option, or a group that contains it.
+        is_given = any(f'{option}.'.startswith(f'{name}.') for name in explicitly_set)
+        if is_free and is_given:
             note(f'note: going on with --{option} {value} (before: {was})')
             continue
         fix = 'give that option to change it'
-        if not may_change:
+        if not is_free:
             fix = f'start another one by {shell.typed(f"./launch.py {hparams.command}")}'
         raise UserError(
             f'--{option} {value}: the run in {hparams.run.save_dir} goes on with {was}, with which'
             f' it was begun: keep all settings by `{resume_command(hparams)}`, or {fix}'
         )
-
-
-def _changed(hparams: Training, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the options that differ, except those that the program has set for the run."""
-    found = []
-    for option in {**before, **now}:
-        was, value = before.get(option), now.get(option)
-        is_own = value is None and option in ('rewards.ensemble', _seed_of_ensemble(hparams))
-        if option == OWN_REWARD and now.get(NEW_MODEL) == 'on':
-            is_own = True
-        if was != value and not is_own and not storage.is_pin_of(was, value):
-            found.append(option)
-    return found
-
-
-def _may_change(hparams: Training, option: str) -> bool:
-    """Return whether a resumed run may have another value of an option."""
-    is_online = hparams.policy is not None and hparams.policy.rewards.online is not None
-    if option == LENGTH and is_online:
-        return False  # labels and retrainings are planned by steps
-    return option in MAY_CHANGE or f'{option}.'.startswith('run.serve.')
-
-
-def _covers(explicitly_set: Collection[str], key: str) -> bool:
-    """Return whether the user has given the setting `key`, or a group that contains it."""
-    return any(f'{key}.'.startswith(f'{name}.') for name in explicitly_set)
 
 
 def resume_command(hparams: Training) -> str:

@@ -157,7 +157,7 @@ def test_settings_are_uploaded_before_checkpoints_and_their_list_last(store, sta
 def test_an_outage_delays_uploads(server, store, reference, tmp_path, monkeypatch):
     """Training goes on, and the next checkpoint uploads what is missing."""
     actions = {
-        1: lambda: server.faults.append(Fault('reset', times=None)),
+        1: lambda: server.faults.append(Fault('status', 503, times=None)),
         3: lambda: (eventually(lambda: server.faults[0].hits > 3), server.faults.clear()),
     }
     after_steps(monkeypatch, actions)

@@ -247,7 +247,6 @@ def test_random_state_goes_through_json():
         checkpointer.set_random_state(json.loads(json.dumps(state)))
         assert (np.random.standard_normal(3) == values[0]).all()
         assert torch.equal(torch.rand(3), values[1])
-    assert len(json.dumps(before)) < 12000
 
 
 @pytest.fixture(scope='module')
@@ -286,9 +285,9 @@ def test_a_restart_by_the_launcher_loses_nothing(finished, monkeypatch):
 
 
 def test_overwrite_deletes_its_own_files_only(tmp_path):
+    """What is in the folders of its networks and their logs; not what is beside them."""
     argv = words('train_reward', tmp_path)
     succeed(argv)
-    """What is in the folders of its networks and their logs; not what is beside them."""
     names = 'notes tb/mine policy/hparams.json reward_model_x other/train_reward_hparams.json'
     mine = [tmp_path / 'run' / name for name in names.split()]
     for path in mine:

@@ -30,8 +30,7 @@ def files_in(directory):
 class HubServer(ThreadingHTTPServer):
     """holds: {'org/name' or 'datasets/org/name': {revision: {file: bytes}}}. log: 'METHOD path'.
 
-    gated: repositories that are. token: what a reader has to send. status: of all answers, if not
-    None.
+    gated: repositories that are. status: of all answers, if not None.
     """
 
     daemon_threads = True
@@ -39,7 +38,7 @@ class HubServer(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(('127.0.0.1', 0), Handler)
         self.holds, self.gated, self.log = {}, set(), []
-        self.status = self.token = None
+        self.status = None
         self.url = f'http://127.0.0.1:{self.server_port}'
 
     def requests(self, text):
@@ -65,8 +64,7 @@ class Handler(BaseHTTPRequestHandler):
         revisions = self.server.holds.get(repository)
         if self.server.status:
             return self.refuse(self.server.status, '')
-        token = self.headers['Authorization']
-        if revisions is None or (self.server.token and token != f'Bearer {self.server.token}'):
+        if revisions is None:
             return self.refuse(401, 'RepoNotFound')
         if repository in self.server.gated and file:
             return self.refuse(403, 'GatedRepo')

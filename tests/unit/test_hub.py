@@ -230,18 +230,11 @@ def test_what_the_hub_refuses(hub_server, patient):
     assert '503' in failure(storage.read_json, LABELS)
 
 
-@pytest.mark.parametrize(
-    'files, told',
-    [
-        ({'config.json': b'{"model_type": "gpt2"}', 'pytorch_model.bin': b'x'}, 'has neither'),
-        ({'model.safetensors': b'x'}, 'so it is not a model'),
-    ],
-)
-def test_what_is_no_model_that_can_be_read(hub_server, files, told):
+def test_what_is_no_model_that_can_be_read(hub_server):
+    files = {'config.json': b'{"model_type": "gpt2"}', 'pytorch_model.bin': b'x'}
     hub_server.holds['org/model']['main'] = files
-    with pytest.raises(UserError) as e:
+    with pytest.raises(UserError, match='has neither'):
         TrainedModel('org/model').open_weights()
-    assert told in str(e.value)
 
 
 def test_an_adapter_is_a_model(hub_server):

@@ -87,18 +87,6 @@ def test_a_run_that_was_killed_while_it_wrote_its_settings_goes_on(tmp_path):
     assert not run_dir.has_begun(hparams)
 
 
-def test_a_run_that_goes_on_with_its_own_model_still_says_with_which_it_began(tmp_path):
-    own = str(tmp_path)
-    hparams = resolved('train_policy', 'test', {'run.save_dir': own})
-    write(tmp_path, hparams)
-    before = written(tmp_path)
-    hparams.run.resume = True
-    for prefix in ('', 'rewards.train_new_model.'):
-        hparams.override_from_dict({f'{prefix}task.policy.initial_model': own})
-    write(tmp_path, hparams)
-    assert written(tmp_path) == before
-
-
 @pytest.mark.parametrize('option', ['task.query_dataset', 'rewards.trained_model'])
 def test_a_run_goes_on_with_files_of_the_same_content_only(tmp_path, option, capsys):
     """Queries with their test part, and a reward model that no checkpoint holds."""

@@ -28,7 +28,6 @@ import re
 import socket
 import socketserver
 import ssl
-import struct
 import sys
 import threading
 import time
@@ -50,10 +49,8 @@ class Fault:
     status N     this status and an Azure error body
     truncate N   the right headers, N bytes of the body, then the connection closes
     corrupt N    a flipped bit in byte N of the body; every header is right
-    reset        RST instead of an answer
     stall S      S seconds of silence, then the connection closes
     slow S       S seconds before each 64 KiB of the body
-    etag         another ETag on each request: the blob is being overwritten
     """
 
     def __init__(self, kind, arg=None, *, times=1, path='', method=''):
@@ -159,14 +156,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def answer(self):
         self.body = self.rfile.read(int(self.headers.get('Content-Length', 0)))
         fault = next((f for f in self.state.faults if f.take(self.command, self.path)), None)
-        fault = fault or types.SimpleNamespace(kind=None, arg=None, hits=0)
-        self.kind, self.arg, self.hits = fault.kind, fault.arg, fault.hits
-        if self.kind == 'reset':
-            self.record(0)
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
-            self.close_connection = True
-            # With linger 0 that is an RST, and no TLS goodbye.
-            return socket.socket.close(self.connection)
+        fault = fault or types.SimpleNamespace(kind=None, arg=None)
+        self.kind, self.arg = fault.kind, fault.arg
         if self.kind == 'stall':
             self.record(0)
             time.sleep(self.arg)
@@ -256,8 +247,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return self.reply(202, b'', {})
 
     def etag(self, body):
-        if self.kind == 'etag':
-            return f'"0x{self.hits}"'
         return f'"0x{hashlib.sha1(body).hexdigest()[:15]}"'
 
     def send_blob(self, body, properties):
