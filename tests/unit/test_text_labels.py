@@ -330,7 +330,7 @@ def test_the_content_says_whether_a_file_has_lines(tmp_path):
         (b'{', 'line 1 is not JSON'),
         (b'[3]', 'label 0 is a int, not an object'),
         (b'\xff', 'UTF-8'),
-        ('prompt'.encode('utf-16'), '`iconv -f UTF-16 -t UTF-8` converts it'),
+        ('prompt'.encode('utf-16'), '`-f UTF-16`, converts it'),
         (b'[{"best": 0, "best": 1}]', "an object has the field 'best' twice"),
         (b'{"best": 0, "best": 1}', "an object has the field 'best' twice"),
     ):
