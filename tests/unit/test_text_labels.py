@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import io
 import json
 import math
 import random
@@ -416,3 +417,8 @@ def test_a_dialogue_that_is_too_long_keeps_its_end():
     tokeniser = tokeniser_of(Letters)
     for query in ('user: a\n\nassistant: b\n\nuser: cde', f'{DIALOGUE[:-11]}cde'):
         assert tokeniser.fitted('query', query, 'here') == [ord(letter) for letter in 'cde']
+
+
+def test_records_come_from_standard_input(monkeypatch):
+    monkeypatch.setattr('sys.stdin', io.StringIO('{"prompt": "a"}\n'))
+    assert records.read('-') == [('-, line 1', {'prompt': 'a'})]
