@@ -139,9 +139,8 @@ class Checkpointer(contextlib.AbstractContextManager):
             set_seed((self.seed + self.saved_step) % 2**31, self.comm.rank)
             if self.comm.rank == 0 and not has_own_seed:
                 announce(
-                    f'note: {now}, before {before}: responses and minibatches are drawn from other'
-                    ' random streams, and sums are rounded differently, so the results differ from'
-                    ' those of an uninterrupted run'
+                    f'note: {now}, before {before}: results differ from those of an uninterrupted'
+                    ' run, as other random numbers are drawn and sums are rounded differently'
                 )
             return
         set_random_state(states[self.comm.rank])

@@ -47,7 +47,8 @@ class FunctionScorer(TextScorer):
 
     def __init__(self, source: Source) -> None:
         self.name = source.name
-        self._path = os.path.abspath(source.path)
+        path, _, self._name_in_file = source.name.rpartition(':')
+        self._path = os.path.abspath(path)
         self._function = self._loaded(source)
         self.asks_for_columns = len(self._parameters) > 2
 
@@ -95,9 +96,9 @@ class FunctionScorer(TextScorer):
             code = compile(source.text, self._path, 'exec')
             with _apart():
                 exec(code, module.__dict__)
-        function = module.__dict__.get(source.function)
+        function = module.__dict__.get(self._name_in_file)
         if not callable(function):
-            raise self._error(f': the file has no function {source.function}')
+            raise self._error(f': the file has no function {self._name_in_file}')
         try:
             signature = inspect.signature(function)
             self._parameters = list(signature.parameters.values())

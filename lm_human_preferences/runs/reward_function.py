@@ -25,16 +25,6 @@ class Source:
     text: str
 
     @property
-    def path(self) -> str:
-        """Path of the file."""
-        return self.name.rpartition(':')[0]
-
-    @property
-    def function(self) -> str:
-        """Name of the function in the file."""
-        return self.name.rpartition(':')[2]
-
-    @property
     def digest(self) -> str:
         """SHA-256 of the file's text."""
         return hashlib.sha256(self.text.encode()).hexdigest()

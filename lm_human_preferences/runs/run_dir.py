@@ -44,10 +44,10 @@ def own_files(hparams: Training) -> list[str]:
     assert directory is not None and save_dir is not None
     files = [os.path.join(directory, name) for name in storage.local_files(directory, pattern)]
     if storage.is_remote(save_dir):
-        remote = [name for name in storage.listing(save_dir) if pattern.fullmatch(name)]
+        remote = filter(pattern.fullmatch, storage.listing(save_dir))
         # Lists of checkpoints first, to be deleted before the checkpoints.
-        remote.sort(key=lambda name: not name.endswith(f'/{names.LIST}'))
-        files += [storage.join(save_dir, name) for name in remote]
+        for name in sorted(remote, key=lambda name: not name.endswith(f'/{names.LIST}')):
+            files.append(storage.join(save_dir, name))
     return files
 
 

@@ -20,19 +20,17 @@ LABELS = 'labels'  # folder of labels that are collected while a policy trains
 # In every folder of labels, see labels/folder.py
 TASK, QUESTIONS, ANSWERS, USED = 'task.json', 'questions.jsonl', 'answers', 'used.jsonl'
 LABELLER = re.compile(r'[A-Za-z0-9_-]{1,32}')  # names of labellers, and of their files in `answers`
-# suffix of the second and later reward models of an ensemble
-_MEMBER = r'(?:_[1-9]\d*)?'
+_MEMBER = r'(?:_[1-9]\d*)?'  # suffix of the second and later reward models of an ensemble
 FUNCTION = 'reward_function.py'  # copy of the user's reward function
 # files of a tokeniser, which are copied beside a model that uses it
 TOKENISER, TOKENISER_SETTINGS = 'tokenizer.json', 'tokenizer_config.json'
-CHAT_TEMPLATE = 'chat_template.jinja'
 GENERATION_CONFIG = 'generation_config.json'
 TOKENISER_FILES = (
     TOKENISER,
     TOKENISER_SETTINGS,
     'special_tokens_map.json',
     'added_tokens.json',
-    CHAT_TEMPLATE,
+    'chat_template.jinja',
     GENERATION_CONFIG,
 )
 _ANSWERS = rf'{ANSWERS}/({LABELLER.pattern})\.jsonl'
@@ -108,8 +106,7 @@ COMMANDS = {files.command: files for files in (REWARD, POLICY)}
 
 def is_network(name: str) -> bool:
     """Return whether a run keeps a network in a directory of this name."""
-    own = any(name == files.network for files in COMMANDS.values())
-    return own or re.fullmatch(f'{REWARD.network}{_MEMBER}', name) is not None
+    return re.fullmatch(f'{POLICY.network}|{REWARD.network}{_MEMBER}', name) is not None
 
 
 def written_by(commands: Iterable[str], more: str = '') -> re.Pattern[str]:

@@ -1,11 +1,7 @@
 """SAVE_DIR/run.json: the record of a run, beside the files of settings as the original wrote them.
 
-Only this module reads and writes the record. It holds an entry for each training in the directory:
-
-    {"train_policy": {...}, "train_reward": {...}}
-
-A run of train_policy that trains its reward model has both, and a run of the original has no such
-file. An entry holds
+Only this module reads and writes the record, {command: entry}. A run of train_policy that trains
+its reward model has entries of both trainings; a run of the original has no record. An entry holds
 
     experiment  name of the experiment, or null
     ranks       number of ranks when the training last began or was resumed
@@ -112,15 +108,13 @@ def write_trainings(
 
 
 def fetch(url: str, directory: str) -> None:
-    """Copy the record of a remote run, if it has one, into its local directory."""
-    found = read(url)
-    if found:
-        with _changed(directory) as record:
-            record |= found
+    """Copy the record of a remote run into its local directory."""
+    with _changed(directory) as record:
+        record |= read(url)
 
 
 def write_labels(directory: str, command: str, about: Mapping[str, Any]) -> None:
-    """Write the entry `labels` of a training. about: see the module."""
+    """Write the entry `labels` of a training."""
     with _changed(directory) as record:
         record[command] = {**record.get(command, {}), 'labels': dict(about)}
 
@@ -168,12 +162,10 @@ def ended(directory: str, command: str) -> Iterator[None]:
         raise
     finally:
         end = {'ended': _now(), 'how': how, 'seconds': round(time.monotonic() - began, 1)}
-        try:
+        with contextlib.suppress(UserError):  # a full disk must not hide the error of the command
             if _under_way(training(directory, command)) is not None:
                 with _changed(directory) as record:
                     (_under_way(record[command]) or {}).update(end)
-        except UserError as e:
-            print(f'note: {e}', file=sys.stderr)
 
 
 def _under_way(entry: Mapping[str, Any]) -> dict[str, Any] | None:

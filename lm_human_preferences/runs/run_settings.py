@@ -209,15 +209,18 @@ def pins(hparams: Training, *, ask: bool = True) -> dict[str, Any]:
     """Return {setting: hub path with its commit, or a random seed}; ask: whether to ask the hub."""
     recorded: dict[str, Any] = {}
     if hparams.run.resume and hparams.run.directory is not None:
-        before = as_recorded(hparams)
-        recorded = {} if before is hparams else decided(before)
+        recorded = decided(as_recorded(hparams))
     found = {}
     for key, value in decided(hparams).items():
         if storage.is_pin_of(recorded.get(key), value):
             found[key] = recorded[key]
             continue
-        path = _path_on_hub(hparams, key, value)
-        if path is not None and (ask or storage.is_here(path)):
+        # A model may be given as ORG/NAME; a reward model that is not trained yet may look like it.
+        is_model = key == INITIAL_MODEL or (key == OWN_REWARD and hparams.new_reward_model is None)
+        path = None
+        if isinstance(value, str):
+            path = storage.model_path(value) if is_model else value
+        if path is not None and storage.is_hub(path) and (ask or storage.is_here(path)):
             found[key] = storage.pinned(value, ask=ask)
             if key == INITIAL_MODEL:
                 found[key] = found[key].removeprefix(path.removesuffix(value))  # as the user wrote
@@ -235,14 +238,3 @@ def _seed_of_ensemble(hparams: Training) -> str | None:
     if training is None or hparams.members == 1 or training.run.seed is not None:
         return None
     return 'run.seed' if hparams.policy is None else f'{NEW_MODEL}.run.seed'
-
-
-def _path_on_hub(hparams: Training, key: str, value: Any) -> str | None:
-    """Return the hf:// path that a setting names, if any. A model may be given as ORG/NAME."""
-    if not isinstance(value, str):
-        return None
-    # The directory of a reward model that is not trained yet may look like ORG/NAME.
-    is_given_model = key == OWN_REWARD and hparams.new_reward_model is None
-    if key == INITIAL_MODEL or is_given_model:
-        return storage.model_path(value)
-    return value if storage.is_hub(value) else None

@@ -5,6 +5,7 @@ names a process that the staging directory's record lacks, another machine has c
 """
 
 import contextlib
+import io
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from lm_human_preferences import shell, storage
 from lm_human_preferences.checkpointing import names
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.runs import run_record
 from lm_human_preferences.runs.run_files import RECORD
 from lm_human_preferences.utils.logging import announce
@@ -99,6 +100,10 @@ def uploaded(url: str, directory: str, pattern: re.Pattern[str]) -> Iterator[Cal
 
     After the block, upload the rest; UserError if that fails, otherwise the directory is deleted.
     """
+    place = storage.join(url, 'access')  # a file that shows whether uploads are allowed
+    with about_option('--save_dir', storage.StorageError):
+        storage.write(place, io.BytesIO())
+        storage.remove(place)
 
     def finish() -> None:
         """Upload what is missing; UserError with the resume command if that fails."""

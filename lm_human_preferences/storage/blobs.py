@@ -49,7 +49,7 @@ def exists(path: str) -> bool:
         return os.path.exists(path)
     try:
         if is_hub(path):
-            return bool(hub.cached_path(path))
+            return bool(hub.fetched(path))
         blob = Blob(path)
         if not blob.may_change and os.path.exists(blob.cached):
             return True
@@ -70,9 +70,9 @@ def is_here(path: str) -> bool:
 
 def cached_path(path: str) -> str:
     """Return a local path itself, or that of a remote file's copy; NotFound if there is no file."""
-    if is_hub(path):
-        return hub.cached_path(path)
-    local = _fetched(path) if is_remote(path) else path
+    local = path
+    if is_remote(path):
+        local = hub.fetched(path) if is_hub(path) else _fetched(path)
     if not os.path.exists(local):
         raise NotFound(f'{path}: no such file or directory')
     if not os.path.isfile(local):  # a pipe would block for ever, and a device has no end

@@ -48,7 +48,7 @@ def pinned(name: str, *, ask: bool = True) -> str:
     """
     hub = HubPath(_with_scheme(name))
     try:
-        copy = _fetched(hub.path, only_cached=not ask)
+        copy = fetched(hub.path, only_cached=not ask)
     except StorageError as e:
         if is_hub(name):
             raise
@@ -71,14 +71,6 @@ def _with_scheme(name: str) -> str:
     return HUB + name if is_model_name(name) else name
 
 
-def cached_path(path: str) -> str:
-    """Return the local copy of a file of the hub, fetched if need be."""
-    hub = HubPath(path)
-    if not hub.name:
-        raise hub.error('this is the path of a model, not of a file: add /FILE')
-    return _fetched(path)
-
-
 def is_here(path: str) -> bool:
     """Return whether a file, or the config of a model, can be read without the network."""
     hub = HubPath(path)
@@ -95,11 +87,11 @@ def _in_cache(hub: HubPath, name: str) -> Any:
 
 def cached_directory(path: str) -> str:
     """Return the local directory of a model; if it is on the hub, fetch it with its weights."""
-    return _fetched(path, with_weights=True) if is_hub(path) else path
+    return fetched(path, with_weights=True) if is_hub(path) else path
 
 
 @functools.cache  # so that a branch means the same commit as long as this process runs
-def _fetched(path: str, *, with_weights: bool = False, only_cached: bool = False) -> str:
+def fetched(path: str, *, with_weights: bool = False, only_cached: bool = False) -> str:
     """Return the local copy of a file, or a model's directory with its SMALL_FILES."""
     from huggingface_hub import errors, hf_hub_download, snapshot_download
 

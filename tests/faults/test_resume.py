@@ -233,7 +233,7 @@ def test_another_machine_and_another_number_of_ranks(tmp_path, monkeypatch, caps
     give_each_thread_its_own_numpy_random(monkeypatch)
     monkeypatch.setattr(np.random, 'set_state', lambda state: pytest.fail('of another rank'))
     on_ranks(2, lambda comm: train_policy.train(hparams, comm))
-    note = 'note: 2 rank(s) on CPU, before 1 rank(s) on CPU: responses and minibatches are drawn'
+    note = 'note: 2 rank(s) on CPU, before 1 rank(s) on CPU: results differ from those'
     assert note in capsys.readouterr().out
     assert checkpoints.latest(tmp_path / 'run/policy/checkpoints').endswith('model.ckpt-4')
 

@@ -109,7 +109,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def forget():
-    hub._fetched.cache_clear()
+    hub.fetched.cache_clear()
     hub.hub_problem.cache_clear()
 
 
