@@ -60,7 +60,7 @@ class Writer:
         with os_errors_as(self._unwritable):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             try:
-                self.file = storage.open_locked(path, 'ab+', opener=storage.open_private)
+                self.file = storage.open_locked(path, storage.open_private)
             except BlockingIOError:
                 raise UserError(in_use) from None
             self.file.seek(0)

@@ -28,7 +28,7 @@ def held(directory: str, ranks: int) -> Iterator[None]:
             os.makedirs(directory, exist_ok=True)
             lock = None
             with contextlib.suppress(BlockingIOError):
-                lock = stack.enter_context(storage.open_locked(path, 'ab+'))
+                lock = stack.enter_context(storage.open_locked(path))
             holder = _holder(path)
             # Another process may have deleted the file, or replaced it, before it was locked.
             if lock is None or not _is_at(path, lock):

@@ -20,7 +20,6 @@ from typing import Any, BinaryIO, TypeVar
 from lm_human_preferences.errors import UserError, os_errors_as
 from lm_human_preferences.storage.paths import is_remote
 
-Opener = Callable[[str, int], int]  # type of the argument `opener` of open()
 AnyFile = TypeVar('AnyFile')
 _not_inherited: weakref.WeakSet[Any] = weakref.WeakSet()
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks
@@ -48,9 +47,7 @@ def is_within(path: str, directory: str) -> bool:
 
 
 @contextlib.contextmanager
-def atomic_write(
-    *targets: str, by: str | None = None, opener: Opener = open_nofollow
-) -> Iterator[list[BinaryIO]]:
+def atomic_write(*targets: str, by: str | None = None) -> Iterator[list[BinaryIO]]:
     """Yield open files, which after the block replace all `targets` in order; on an error, none.
 
     A killed process leaves TARGET.BY.part. by: the writer's name, by default its process number.
@@ -60,7 +57,7 @@ def atomic_write(
         with contextlib.ExitStack() as stack:
             files: list[BinaryIO] = []
             for part in parts:
-                files.append(stack.enter_context(open(part, 'wb', opener=opener)))
+                files.append(stack.enter_context(open(part, 'wb', opener=open_nofollow)))
             yield files
             for file in files:
                 file.flush()
@@ -117,13 +114,13 @@ def _close_after_fork() -> None:
 os.register_at_fork(after_in_child=_close_after_fork)
 
 
-def open_locked(path: str, mode: str, *, opener: Opener = open_nofollow) -> io.FileIO:
-    """Open a file, locked until it is closed; BlockingIOError if another process has locked it.
+def open_locked(path: str, opener: Callable[[str, int], int] = open_nofollow) -> io.FileIO:
+    """Open a file to append to it, and lock it until it is closed; BlockingIOError if it is locked.
 
     Forked processes do not inherit the lock. filelock is not used, since it needs a second file and
     follows links.
     """
-    file = closed_after_fork(io.FileIO(path, mode, opener=opener))
+    file = closed_after_fork(io.FileIO(path, 'ab+', opener=opener))
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:
@@ -145,10 +142,10 @@ def locked_folder(path: str) -> Iterator[None]:
         os.close(number)
 
 
-def write_bytes(path: str, data: bytes, opener: Opener = open_nofollow) -> None:
+def write_bytes(path: str, data: bytes) -> None:
     """Write a local file atomically, and make its directory if need be."""
     os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
-    with atomic_write(path, opener=opener) as (file,):
+    with atomic_write(path) as (file,):
         file.write(data)
 
 

@@ -17,8 +17,7 @@ from online_runs import WORDS as ONLINE
 import sample
 from lm_human_preferences import session, storage, train_policy
 from lm_human_preferences.checkpointing import checkpoints
-from lm_human_preferences.checkpointing.tf_bundle import Bundle
-from lm_human_preferences.runs import run_dir, run_lock, run_record, uploads
+from lm_human_preferences.runs import run_dir, run_record, uploads
 
 STORE = 'az://private/runs'
 RUN, CONTAINER = f'{STORE}/run', 'private/runs'
@@ -297,13 +296,6 @@ def test_labels_that_are_collected(store, monkeypatch, tmp_path):
     assert path in store
 
 
-def test_two_at_once_on_a_machine(store):
-    """The second is refused."""
-    with run_lock.held(staged(), ranks=1):
-        for words in (f'{DIRECT} 64', f'{DIRECT} 64 --overwrite'):
-            assert 'is writing this run' in error_of(invoke(words)), words
-
-
 def test_what_is_wrong_is_told_at_once(server, store, blobs, monkeypatch):
     begun = []
     monkeypatch.setattr(session.Run, 'check_start', lambda *args: begun.append(args))
@@ -327,31 +319,20 @@ def test_what_is_wrong_is_told_at_once(server, store, blobs, monkeypatch):
     assert not begun and not store
 
 
-def test_runs_in_the_store_are_read(store, cache, tmp_path):
-    """Commands that take a run read it, and fetch anew what has changed there."""
+def test_runs_in_the_store_are_read(store, tmp_path):
+    """Commands that take a run fetch anew what has changed there."""
     words = (
         'train_reward test run --mpi 1 --labels.num_train 32 --normalize_samples 16 --save_dir'
         f' {STORE}/reward'
     )
+    exported = []
     for seed in (1, 2):
-        succeed(f'{words} --run.seed {seed} --ensemble {seed} --overwrite')
+        succeed(f'{words} --run.seed {seed} --overwrite')
         succeed(
             f'{DIRECT} 64 --rewards.trained_model {STORE}/reward/run --overwrite --run.seed {seed}'
         )
-        place = os.path.join(cache, CONTAINER)
-        saved = checkpoints.latest(os.path.join(place, 'reward/run/reward_model/checkpoints'))
-        assert saved is not None
-        scorer = Bundle(saved)
-        (tmp_path / str(seed)).mkdir()
-        for name in ('index', 'data-00000-of-00001'):
-            (tmp_path / str(seed) / f'x.{name}').write_bytes(
-                store[f'run/policy/checkpoints/model.ckpt-1.{name}']
-            )
-        policy = Bundle(str(tmp_path / str(seed) / 'x'))
-        assert ('reward_model_1/model/wte' in policy) == (seed == 2)
-        assert (scorer['reward_model/model/wte'] == policy['reward_model/model/wte']).all()
-        succeed(f'export {RUN} {tmp_path}/exported{seed}')
-    exported = [(tmp_path / f'exported{seed}/model.safetensors').read_bytes() for seed in (1, 2)]
+        succeed(f'export {RUN} {tmp_path}/{seed}')
+        exported.append((tmp_path / f'{seed}/model.safetensors').read_bytes())
     assert exported[0] != exported[1]
     result = invoke(f'sample --nsamples 2 --mpi 1 --save_dir {RUN}', sample.cli)
     assert result.exit_code == 0 and result.stdout.count('=' * 80) == 2, result.output

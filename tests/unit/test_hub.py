@@ -125,13 +125,6 @@ def test_unusable_paths(path):
     assert 'give hf://ORG/NAME' in failure(storage.cached_path, path)
 
 
-def test_nothing_is_written_to_the_hub():
-    with open(os.devnull, 'rb') as nothing:
-        told = failure(storage.write, 'hf://org/model/x', nothing)
-    assert told.startswith("'hf://org/model/x': give a local path, az://ACCOUNT/CONTAINER/NAME")
-    assert 'give a local path' in failure(storage.staging_dir, 'hf://org/model')
-
-
 def test_names_of_models(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ('org/model', 'org/model@v1', 'Org-1/Model_2.5-B'):
@@ -235,14 +228,6 @@ def test_what_is_no_model_that_can_be_read(hub_server):
     hub_server.holds['org/model']['main'] = files
     with pytest.raises(UserError, match='has neither'):
         TrainedModel('org/model').open_weights()
-
-
-def test_an_adapter_is_a_model(hub_server):
-    """A directory of PEFT has no config.json."""
-    hub_server.holds['org/model']['main'] = files = {'adapter_config.json': b'{}'}
-    path = storage.pinned('org/model')
-    assert path == f'hf://org/model@{commit_of(files)}'
-    assert storage.is_here(path)
 
 
 INDEX = b'{"weight_map": {"a": "model-00001-of-00002.safetensors"}}'
