@@ -89,7 +89,7 @@ def test_a_run_that_goes_on_with_or_without_a_gpu_says_so(
     with Checkpointer(str(tmp_path), Comm(), resume=True) as checkpoints:
         checkpoints.set_seed(None)
         checkpoints.restore(trainer, saves=1)
-    note = f'note: 1 rank(s) on {now}, before 1 rank(s) on {begun}: responses and minibatches are'
+    note = f'note: 1 rank(s) on {now}, before 1 rank(s) on {begun}: results differ from'
     assert note in capsys.readouterr().out
 
 
