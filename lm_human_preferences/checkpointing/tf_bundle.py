@@ -15,8 +15,8 @@ import numpy as np
 
 from lm_human_preferences.checkpointing.tf_table import (
     MAX_SIZE,
-    Table,
     encode_table,
+    read_table,
     read_varint,
     varint,
 )
@@ -131,9 +131,9 @@ class Bundle(collections.abc.Mapping[str, np.ndarray]):
         self.prefix = os.fspath(prefix)
         self._index = f'{self.prefix}.index'
         with open_file(self._index) as f:
-            table = Table(f.read(MAX_SIZE + 1))
+            data = f.read(MAX_SIZE + 1)
         try:
-            rows = dict(table.rows())
+            rows = dict(read_table(data))
             if b'' not in rows:
                 raise ValueError('it has no header')
             header = dict(_fields(rows.pop(b'')))  # a BundleHeaderProto

@@ -29,63 +29,62 @@ def varint(value: int) -> bytes:
     return bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80]) + varint(value >> 7)
 
 
-class Table:
-    """Table in the bytes of a file."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._budget = MAX_SIZE
-
-    def rows(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield all (key, value) pairs, only once: this uses up MAX_SIZE. ValueError if damaged."""
-        if len(self._data) > MAX_SIZE:
+def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield all (key, value) pairs of a table; ValueError if it is damaged or too large."""
+    if len(data) > MAX_SIZE:
+        raise ValueError(TOO_LARGE)
+    if len(data) < FOOTER_SIZE or not data.endswith(MAGIC):
+        raise ValueError('it does not end as the index of a TensorFlow checkpoint')
+    footer = data[-FOOTER_SIZE:-8]
+    # The handle of the meta-index, which is empty, comes first: two numbers.
+    _, position = read_varint(footer, 0)
+    _, position = read_varint(footer, position)
+    size = 0
+    for _, handle in _entries(_block(data, footer[position:])):
+        block = _block(data, handle)
+        size += len(block)
+        if size > MAX_SIZE:
             raise ValueError(TOO_LARGE)
-        if len(self._data) < FOOTER_SIZE or not self._data.endswith(MAGIC):
-            raise ValueError('it does not end as the index of a TensorFlow checkpoint')
-        footer = self._data[-FOOTER_SIZE:-8]
-        # The handle of the meta-index, which is empty, comes first: two numbers.
-        _, position = read_varint(footer, 0)
-        _, position = read_varint(footer, position)
-        for _, handle in self._entries(footer[position:]):
-            yield from self._entries(handle)
-
-    def _block(self, handle: bytes) -> bytes:
-        """Return the block at `handle` (offset and size), which compression and CRC follow."""
-        offset, position = read_varint(handle, 0)
-        size, _ = read_varint(handle, position)
-        end = offset + size
-        if end + 5 > len(self._data):
-            raise ValueError('a block is beyond the end')
-        self._budget -= size
-        (crc,) = struct.unpack_from('<I', self._data, end + 1)
-        if masked_crc(self._data[offset : end + 1]) != crc:
-            raise ValueError('the checksum of a block does not match')
-        if self._data[end]:
-            raise ValueError(
-                'it is compressed, which is not supported; TensorFlow has not compressed since 1.2'
-            )
-        return self._data[offset:end]
-
-    def _entries(self, handle: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield (key, value) of the block at `handle`; keys are stored as differences."""
-        block = self._block(handle)
-        end = len(block) - 4 - 4 * int.from_bytes(block[-4:], 'little')
-        if end < 0:
-            raise ValueError('a block is too short')
-        position = 0
-        key = b''
-        while position < end:
-            shared, position = read_varint(block, position)
-            rest, position = read_varint(block, position)
-            size, position = read_varint(block, position)
-            if shared > len(key) or position + rest + size > end:
-                raise ValueError('an entry is damaged')
-            self._budget -= shared + rest + ENTRY_COST
-            if self._budget < 0:
+        for key, value in _entries(block):
+            size += len(key) + ENTRY_COST
+            if size > MAX_SIZE:
                 raise ValueError(TOO_LARGE)
-            key = key[:shared] + block[position : position + rest]
-            position += rest + size
-            yield key, block[position - size : position]
+            yield key, value
+
+
+def _block(data: bytes, handle: bytes) -> bytes:
+    """Return the block at `handle` (offset and size), which compression and CRC follow."""
+    offset, position = read_varint(handle, 0)
+    size, _ = read_varint(handle, position)
+    end = offset + size
+    if end + 5 > len(data):
+        raise ValueError('a block is beyond the end')
+    (crc,) = struct.unpack_from('<I', data, end + 1)
+    if masked_crc(data[offset : end + 1]) != crc:
+        raise ValueError('the checksum of a block does not match')
+    if data[end]:
+        raise ValueError(
+            'it is compressed, which is not supported; TensorFlow has not compressed since 1.2'
+        )
+    return data[offset:end]
+
+
+def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield (key, value) of a block; keys are stored as differences."""
+    end = len(block) - 4 - 4 * int.from_bytes(block[-4:], 'little')
+    if end < 0:
+        raise ValueError('a block is too short')
+    position = 0
+    key = b''
+    while position < end:
+        shared, position = read_varint(block, position)
+        rest, position = read_varint(block, position)
+        size, position = read_varint(block, position)
+        if shared > len(key) or position + rest + size > end:
+            raise ValueError('an entry is damaged')
+        key = key[:shared] + block[position : position + rest]
+        position += rest + size
+        yield key, block[position - size : position]
 
 
 def encode_block(rows: Iterable[tuple[bytes, bytes]]) -> bytes:

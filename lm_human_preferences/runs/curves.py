@@ -9,8 +9,6 @@ from lm_human_preferences import storage
 from lm_human_preferences.utils import event_files
 from lm_human_preferences.utils.logging import ALARMS
 
-_TEXT = 'text'  # name of TensorBoard's plugin for texts
-
 
 @dataclasses.dataclass(frozen=True)
 class Log:
@@ -34,7 +32,7 @@ def read(run: str, events: str) -> Log:
         if event.HasField('session_log'):
             resumed.add(event.step)
         for value in event.summary.value:
-            if value.metadata.plugin_data.plugin_name != _TEXT:
+            if value.metadata.plugin_data.plugin_name != 'text':
                 values.setdefault(value.tag, {})[event.step] = value.simple_value
             elif value.tag == ALARMS:
                 for text in value.tensor.string_val:

@@ -18,7 +18,12 @@ from golden_data import found, golden
 from lm_human_preferences.checkpointing import tf_bundle, tf_table
 from lm_human_preferences.checkpointing.checkpoints import write_bundle
 from lm_human_preferences.checkpointing.tf_bundle import Bundle, BundleError
-from lm_human_preferences.checkpointing.tf_table import Table, encode_block, encode_table, varint
+from lm_human_preferences.checkpointing.tf_table import (
+    encode_block,
+    encode_table,
+    read_table,
+    varint,
+)
 from lm_human_preferences.storage.crc import masked_crc
 
 MIB = 1 << 20
@@ -121,7 +126,7 @@ def split(rows, count):
 )
 def test_long_index_is_read(encode):
     rows = [(f'name/{i:06d}'.encode(), bytes(30)) for i in range(6000)]
-    assert list(Table(encode(rows)).rows()) == rows
+    assert list(read_table(encode(rows))) == rows
 
 
 def test_round_trip(prefix):
