@@ -168,10 +168,11 @@ class SavedSource(RewardSource):
     role = 'frozen'
 
     def place_in(self, save_dir: str) -> str:
+        """Return the name if it is still there, else the path of the copy in the checkpoints."""
         is_there = storage.is_remote(self.name) or os.path.exists(self.name)
         if is_there and self.name != RANDOM:
             return self.name
-        return storage.join(save_dir, run_files.POLICY.network)  # its copy in the checkpoints
+        return storage.join(save_dir, run_files.POLICY.network)
 
     def elsewhere(self) -> list[str]:
         is_there = self.name == RANDOM or (_is_here(self.name) and storage.exists(self.name))
