@@ -18,7 +18,6 @@ from lm_human_preferences.commands import ask as asking
 from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.hparams.reward_options import LabelHParams
-from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller
@@ -294,21 +293,6 @@ def test_answers_about_one_query_are_together(tmp_path):
     ends = comparison['low'], comparison['high']
     assert ends == pytest.approx(clustered_interval([10] * 7 + [0] * 3, [10] * 10))
     assert ends == pytest.approx(wilson_interval(7, 10), abs=0.01)
-
-
-def test_a_comparison_whose_answers_are_all_ties_is_shown(tmp_path):
-    path = tmp_path / 'f'
-    task, policies = {'label_type': 'best_of_2', 'ties': True}, ['initial', 'run']
-    make_folder(path, 3, samples=2, task=task, kind='validation', policies=policies)
-    answer(path, 'anna', dict.fromkeys(range(3), TIE))
-    reward = 'def score(queries, responses):\n    return [1.0] * len(queries)\n'
-    (tmp_path / 'const.py').write_text(reward)
-    options = f'--reward {tmp_path}/const.py:score'
-    report, printed = report_of(path, tmp_path, options)
-    assert 'comparisons of policies: no labels\n' in printed
-    (comparison,) = report['comparisons']
-    assert (comparison['n'], comparison['ties']) == (0, 3)
-    assert re.search(r'run preferred to initial, 3 ties left out +0 of 0 +no interval', printed)
 
 
 def test_the_best_of_several_answers_is_compared_with_one(tmp_path):
