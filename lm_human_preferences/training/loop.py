@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -123,29 +124,20 @@ class Progress(Hook):
         self.bar.close()
 
 
+@dataclasses.dataclass(eq=False)
 class HealthMonitor(Hook):
     """Hook that, at an alarm, prints a warning, or saves `trainer` and stops.
 
     Alarms depend only on means over all ranks, so that all ranks decide alike.
-
-    mode: value of --run.on_anomaly. finite: names of the statistics that must be finite.
-    most_kl: largest accepted KL divergence of a policy, in nats per response.
     """
 
-    def __init__(
-        self,
-        mode: str,
-        trainer: Trainer,
-        checkpointer: Checkpointer,
-        finite: Sequence[str],
-        most_kl: float = math.inf,
-    ) -> None:
-        self.mode = mode
-        self.trainer = trainer
-        self.checkpointer = checkpointer
-        self.finite = finite
-        self.most_kl = most_kl
-        self.quiet_until: dict[str, int] = {}  # {statistic: step of the next alarm}
+    mode: str  # value of --run.on_anomaly
+    trainer: Trainer
+    checkpointer: Checkpointer
+    finite: Sequence[str]  # names of the statistics that must be finite
+    most_kl: float = math.inf  # largest accepted KL of a policy, in nats per response
+    # {statistic: step of the next alarm}
+    quiet_until: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
         """Check the last step; at an alarm, warn, or in mode 'stop' save and raise UserError."""
