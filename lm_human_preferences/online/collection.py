@@ -9,12 +9,10 @@ folder's used.jsonl has a line for each reward model, written before it learns a
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences import shell, storage
@@ -149,14 +147,16 @@ class RunLabels:
         task = new_task(label_type, phase.settings.task.to_nested_dict(), text, online.ties)
         directory = phase.run.directory or stack.enter_context(tempfile.TemporaryDirectory())
         writer = QuestionWriter(os.path.join(directory, LABELS), task, encoding)
-        self.folder = stack.enter_context(writer).folder
+        stack.enter_context(writer)
+        self.folder = writer.folder
         path = os.path.join(self.folder.path, USED)
         self._writer = stack.enter_context(json_lines.Writer(path, in_use=f'{path} is in use'))
         self.used = read_used(path)
         self.source = QuestionSource(policy=trainer.policy, writer=writer, phase=phase, seed=seed)
         self.labeller: Labeller | None = None  # a simulated labeller
         if not online.asks_people:
-            self.labeller = stack.enter_context(Labeller(self.folder, online.source))
+            self.labeller = Labeller(self.folder, online.source)
+            stack.enter_context(self.labeller)
         self.score = simulated.score_small_tokens
         if online.source == 'mock':
             self.score = KnownReward(encoding).score
@@ -193,13 +193,15 @@ class RunLabels:
         lines = before['answers'] if before else self.folder.lines_read()
         folder = LabelFolder(self.folder.path, lines)
         answers = collected(folder)
+        about = {**label_files.about_answers(answers), 'answers': lines}
+        labels = label_files.LoadedLabels(label_files.tensors_of(folder, answers), [], about)
         used = {
             'model': self.schedule.models_at(step),
             'step': step,
             'wanted': self.schedule.labels_at(step),
             'labels': len(answers),
             'answers': lines,
-            'digest': digest(answers),
+            'digest': labels.digest,
         }
         if before is None:
             self._writer.append([used])
@@ -209,19 +211,12 @@ class RunLabels:
                 f'{folder.path}: answers from which a reward model has learned were changed;'
                 ' restore the files, or begin again under another NAME'
             )
-        labels = label_files.tensors_of(folder, answers)
         if (directory := self.phase.run.directory) is not None:
-            learned, held_out, _ = split(labels, self.reward_settings, self.encoder)
-            about = {
-                'source': COLLECTED,
-                'found': len(answers),
-                **label_files.about_answers(answers),
-                'answers': lines,
-                **counts(learned, held_out),
-                'digest': used['digest'],
-            }
-            run_record.write_labels(directory, self.phase.command.command, about)
-        return labels
+            learned, held_out, _ = split(labels.tensors, self.reward_settings, self.encoder)
+            found = {'source': COLLECTED, 'found': len(answers), 'digest': labels.digest}
+            record = {**found, **about, **counts(learned, held_out)}
+            run_record.write_labels(directory, self.phase.command.command, record)
+        return labels.tensors
 
 
 def serve(folder: str, phase: TrainPolicy, stack: contextlib.ExitStack) -> None:
@@ -269,12 +264,6 @@ def collected(folder: LabelFolder) -> list[Answer]:
         if question.kind == TRAIN:
             found += folder.answers_that_count(question)
     return found
-
-
-def digest(answers: Iterable[Answer]) -> str:
-    """Return the SHA-256 of (question, labeller, value) of all `answers`."""
-    said = [(answer.question, answer.labeller, answer.value) for answer in answers]
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
 def statistics(

@@ -50,18 +50,6 @@ def recorded_members(path: str) -> int:
     return run_settings.members_of(path, run_files.REWARD)
 
 
-def recorded_labels(path: str) -> str | None:
-    """Return --labels.source of the reward model at `path`; None where it is not known."""
-    run = path.rstrip('/')
-    for directory in (run, os.path.dirname(run)):
-        try:
-            record = storage.read_json(storage.join(directory, run_files.REWARD.settings))
-            return str(record['labels']['source'])
-        except (storage.StorageError, KeyError, TypeError):
-            continue
-    return None
-
-
 def reward_model_dir(path: str) -> str:
     """Return the directory of a reward model: `path`, or its reward_model/; else UserError."""
     if is_model(path) or storage.exists(storage.join(path, run_files.FROZEN_HEAD)):

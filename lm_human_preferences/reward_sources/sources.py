@@ -24,7 +24,7 @@ from lm_human_preferences.frozen_head import reward as frozen
 from lm_human_preferences.language import weights
 from lm_human_preferences.reward_models import locations
 from lm_human_preferences.reward_sources import loading
-from lm_human_preferences.runs import reward_function, run_files
+from lm_human_preferences.runs import reward_function, run_files, run_settings
 from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.training.model_sizes import is_model
 from lm_human_preferences.training.networks import POLICY_NETWORKS, Networks
@@ -187,8 +187,10 @@ class SavedSource(RewardSource):
         return 1 if self.name == RANDOM else locations.recorded_members(self.name)
 
     def label_source(self) -> str | None:
-        is_needed = registry.info(self.task.query_dataset).labels_stand_in
-        return locations.recorded_labels(self.name) if is_needed else None
+        if not registry.info(self.task.query_dataset).labels_stand_in:
+            return None
+        settings = run_settings.reward_settings_of(self.name)
+        return None if settings is None else settings.labels.source
 
 
 class NewSource(RewardSource):

@@ -94,24 +94,6 @@ def test_labels_teach_the_same_in_every_unit(name, monkeypatch):
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
-def test_the_deviation_of_a_score_is_that_of_the_exact_posterior():
-    """Of weights and ratings drawn from the prior that the strength is of, whatever the noise."""
-    torch.manual_seed(5)
-    ratios = []
-    for noise in (0.3, 3):
-        x = torch.randn(200, 1, 20, dtype=torch.float64)
-        weight = torch.randn(20, dtype=torch.float64)
-        score = (x @ weight)[:, 0] + noise * torch.randn(200, dtype=torch.float64)
-        label_type, labels = label_types.get('scalar_rating'), {'score': score}
-        labels, unit, _ = posterior.standardized(labels, label_type)
-        found = posterior.posterior(posterior.Problem(x, labels, label_type), noise**2)
-        precision = x[:, 0].T @ x[:, 0] / noise**2 + torch.eye(20)
-        exact = torch.linalg.inv(precision).diagonal().sqrt()
-        left = 1 - found['known'].square().sum(0)
-        ratios.append((unit * found['doubt'] * left.sqrt() / exact).mean().item())
-    assert ratios == pytest.approx([1, 1], abs=0.15)
-
-
 @pytest.mark.parametrize('name', ['best_of_4', 'scalar_compare'])
 def test_the_doubt_is_the_inverse_of_the_curvature(name):
     problem, strength = problem_of(name), 0.3
