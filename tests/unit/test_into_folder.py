@@ -289,3 +289,15 @@ def test_scales_of_imports(name, values, scale):
     assert [label_type.answer_of([number], order) for number in numbers] == [
         *range(scale[0], scale[1] + 1)
     ]
+
+
+def test_answers_to_gold_questions_train_nothing(tmp_path):
+    labels = [preference(QUERIES[0], GOOD, BAD)]
+    _, folder = bring(tmp_path / 'f', [])
+    found, _ = tokenise.tokenise([('f', labels[0])], label_hparams('x'), encodings.Test)
+    with QuestionWriter(folder.path, folder.task, encodings.Test) as writer:
+        gold = into_folder.as_asked(found, writer.folder)
+        into_folder.add_questions(gold, writer, 'gold', kind='gold', labellers=lambda number: 9)
+    said, folder = bring(tmp_path / 'f', labels)
+    assert said[-1] == '1 questions are gold: answers to them check labellers, and train nothing'
+    assert folder.counted() == []

@@ -114,6 +114,11 @@ def add_labels(labels: Sequence[TextLabel], writer: QuestionWriter, labeller: st
         lines = [f'{folder.path}: {added} questions added, {len(folder.questions)} in all']
         for name, by_question in given.items():
             lines += _add_answers(writers[name], by_question)
+    ids = {question_id(label.tokens) for label in labels}
+    if gold := sum(folder.questions[id].kind == GOLD for id in ids):
+        lines.append(
+            f'{gold} questions are gold: answers to them check labellers, and train nothing'
+        )
     if repeated:
         lines.append(
             f'{repeated} rows without a name are the same as an earlier one, and were left out: a'
