@@ -168,7 +168,7 @@ class SavedSource(RewardSource):
     role = 'frozen'
 
     def place_in(self, save_dir: str) -> str:
-        """Return the name if it is still there, else the path of the copy in the checkpoints."""
+        """Return the model's directory; if it is gone or random, its copy in the checkpoints."""
         is_there = storage.is_remote(self.name) or os.path.exists(self.name)
         if is_there and self.name != RANDOM:
             return self.name
@@ -187,6 +187,7 @@ class SavedSource(RewardSource):
         return 1 if self.name == RANDOM else locations.recorded_members(self.name)
 
     def label_source(self) -> str | None:
+        """Return the source of labels that the reward model learned from, if that is needed."""
         if not registry.info(self.task.query_dataset).labels_stand_in:
             return None
         settings = run_settings.reward_settings_of(self.name)
@@ -328,8 +329,7 @@ def source_of_run(settings: HParams, run: str, function: str | None) -> RewardSo
 
 def _is_here(name: str) -> bool:
     """Return whether no download is needed to look for a reward model."""
-    path = storage.model_path(name) or name
-    return not storage.is_remote(path) or storage.is_here(path)
+    return storage.is_model_here(storage.model_path(name) or name)
 
 
 def _without_values(initial_model: TrainedModel) -> rewards.Scorer:

@@ -64,7 +64,8 @@ def quick(monkeypatch):
 
 
 def test_reward_models_are_trained_at_the_computed_steps(live):
-    models = models_of(live)
+    """On answers to questions about the policy in training; TensorBoard and console tell of it."""
+    models, events = models_of(live), events_of(live / 'tb/ppo')
     schedule = online_hparams(live).rewards.online.schedule(10)
     assert [line['step'] for line in models] == [0, *RETRAINED] == schedule.training_steps()
     assert [line['model'] for line in models] == [1, 2, 3, 4, 5]
@@ -72,25 +73,15 @@ def test_reward_models_are_trained_at_the_computed_steps(live):
         # l(n) = 24 + 69 (1 - (1 - n)^2); with what was asked ahead
         assert line['wanted'] == 24 + np.ceil(69 * (1 - (1 - line['step'] / 10) ** 2) - 1e-9)
         assert line['labels'] >= min(line['wanted'] + 2, 93)
-
-
-def test_questions_are_of_the_policy_in_training(live):
+    for name in ('wanted', 'labels', 'model'):
+        assert events[f'online/{name}'] == [(line['step'], line[name]) for line in models]
+    assert [step for step, _ in events['online/loss']] == [0, *RETRAINED]
+    assert 'reward model 2 of 5, before step 3: ' in (live.parent / 'said').read_text()
     questions = lines_of(live / 'labels/questions.jsonl')
     assert len({question['id'] for question in questions}) == len(questions) == 93
     assert all(question['policies'] == ['policy'] * 4 for question in questions)
     episodes = [question['episode'] for question in questions]
     assert episodes == sorted(episodes)
-
-
-def test_tensorboard_and_console_tell_of_each_model(live):
-    events = events_of(live / 'tb/ppo')
-    models = models_of(live)
-    for name in ('wanted', 'labels', 'model'):
-        expected = [(line['step'], line[name]) for line in models]
-        assert events[f'online/{name}'] == expected
-    steps = [0, *RETRAINED]
-    assert [step for step, _ in events['online/loss']] == steps
-    assert 'reward model 2 of 5, before step 3: ' in (live.parent / 'said').read_text()
 
 
 def test_labels_held_out_while_it_trained_are_told_from_the_others(live, tmp_path):

@@ -313,20 +313,14 @@ def folder(tmp_path):
 
 
 def test_answers_in_the_order_of_questions(folder):
+    """As the folder is, and as it was after two lines of anna's."""
     answers = collection.collected(folder)
-    assert [(answer.labeller, answer.value) for answer in answers] == [
-        ('ben', 0),
-        ('anna', 1),
-        ('ben', 2),
-    ]
+    said = [(answer.labeller, answer.value) for answer in answers]
+    assert said == [('ben', 0), ('anna', 1), ('ben', 2)]
     assert collection.count_answered(folder) == (2, 0)
     assert folder.lines_read() == {'anna': 2, 'ben': 2}
-
-
-def test_a_folder_as_it_was(folder):
     earlier = LabelFolder(folder.path, {'anna': 2})
-    answers = collection.collected(earlier)
-    assert [answer.value for answer in answers] == [1]
+    assert [answer.value for answer in collection.collected(earlier)] == [1]
 
 
 def test_damaged_lines_of_used_answers_are_named(tmp_path):
