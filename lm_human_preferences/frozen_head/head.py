@@ -15,6 +15,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.runs.run_files import FROZEN_HEAD as FILE
+from lm_human_preferences.storage.schema import matches_schema
 
 ABOUT = 'about'  # key in the file's metadata: the head's model and task, as JSON
 DIGEST = 'sha256'  # key in the JSON of ABOUT
@@ -141,6 +142,7 @@ def load(directory: str) -> tuple[Head, dict[str, Any]]:
             head = Head(**{name: file.get_tensor(name) for name in names})
         if about.pop(DIGEST) != _digest(vars(head), about):
             raise ValueError('its checksum does not match')
+        _check(head, about)
     except (
         *(SafetensorError, RecursionError, AttributeError),
         *(LookupError, TypeError, ValueError),
@@ -155,3 +157,20 @@ def task_of(about: Mapping[str, Any]) -> TaskHParams:
     task.override_from_nested_dict(about['task'], keep_unknown=True)
     task.check_values()
     return task
+
+
+def _check(head: Head, about: Mapping[str, Any]) -> None:
+    """Raise ValueError unless the tensors of a head fit together, and `about` describes it."""
+    width = head.mean.shape
+    kinds = {'initial_model': str, 'task': dict, 'probe': (float,) * head.mean.numel()}
+    if not matches_schema(about, kinds):
+        raise ValueError(f'its {ABOUT} has no {", ".join(kinds)} that fit')
+    task_of(about)
+    for name, tensor in vars(head).items():
+        shape = tensor.shape[1:] if name == 'known' else tensor.shape
+        if len(width) != 1 or shape != (() if name in ('bias', 'doubt', 'usual') else width):
+            raise ValueError(f'{name} has the shape {tuple(tensor.shape)}')
+        if tensor.dtype != torch.float32 or not tensor.isfinite().all():
+            raise ValueError(f'{name} has something else than finite numbers in float32')
+    if (head.scale <= 0).any() or head.doubt < 0 or head.usual < 0:
+        raise ValueError('scale, doubt or usual has a number that is too small')

@@ -371,6 +371,27 @@ def test_files_that_were_not_written_here_are_damaged(saved):
             head.load(directory)
 
 
+@pytest.mark.parametrize(
+    'tensors, more, told',
+    [
+        ({'weight': lambda weight: weight * math.nan}, {}, 'weight has something else than finite'),
+        ({'known': lambda known: known[:, 1:]}, {}, 'known has the shape'),
+        ({'scale': torch.zeros_like}, {}, 'scale, doubt or usual has a number that'),
+        ({'doubt': torch.neg}, {}, 'scale, doubt or usual has a number that'),
+        ({}, {'probe': [[0.5]]}, 'its about has no initial_model, task, probe that fit'),
+        ({}, {'task': {'policy': 5}}, '--query_length must be given'),
+    ],
+)
+def test_heads_that_cannot_be_are_damaged(saved, tensors, more, told):
+    """Even if their checksum is right."""
+    directory, made = saved
+    _, about = head.load(directory)
+    changed = {name: change(getattr(made, name)) for name, change in tensors.items()}
+    dataclasses.replace(made, **changed).save(directory, {**about, **more})
+    with pytest.raises(UserError, match=f'is damaged: {told}'):
+        head.load(directory)
+
+
 def test_an_empty_response_is_read_behind_its_query(reference, responses):
     empty = torch.full_like(responses[1], reference.padding_token)
     found = features_of(reference, responses[0], empty)
