@@ -1,9 +1,9 @@
 """Export of a trained model as a Hugging Face directory (safetensors), for other tools."""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -12,7 +12,7 @@ from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.commands.sampler import warnings_only
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.external_rewards.classifier import is_classifier
-from lm_human_preferences.frozen_head.head import FILE, is_head, load, pooled, task_of
+from lm_human_preferences.frozen_head.head import is_head, load, pooled, task_of
 from lm_human_preferences.frozen_head.reward import checked
 from lm_human_preferences.language import tokenisers, trained_models
 from lm_human_preferences.language.adapters import peft_files, record
@@ -20,7 +20,7 @@ from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.language.exported import checks, classifier, tokeniser
 from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.language.network import Network
-from lm_human_preferences.report import model_card
+from lm_human_preferences.report import page
 from lm_human_preferences.report.run import Run, read_run
 from lm_human_preferences.reward_models import locations
 from lm_human_preferences.reward_sources.loading import saved_model
@@ -28,7 +28,7 @@ from lm_human_preferences.runs import run_files
 from lm_human_preferences.training import precision
 from lm_human_preferences.training.model_sizes import is_model
 
-CardOf = Callable[..., str]  # function that returns the text of the model card
+CardWriter = Callable[..., None]  # function that writes the model card into a directory
 RESPONSES = 'texts'  # subfolder for the tokeniser of responses, if a head is exported
 
 
@@ -43,29 +43,27 @@ def export(model_dir: str, output_dir: str, form: str = 'model') -> None:
                 f'{model_dir} is a classifier of transformers already: copy it as it is'
             )
         run, is_adapter = read_run(model_dir), form == 'adapter'
-
-        def card_of(**use: Any) -> str:
-            of_model = model_card.Use(is_adapter=is_adapter, **use)
-            return model_card.card(run, model_dir, of_model)
-
+        write_card = functools.partial(
+            page.write_card, run=run, model_dir=model_dir, is_adapter=is_adapter
+        )
         reward_model = _reward_model_in(model_dir)
         if reward_model is None:
-            _export_policy(model_dir, output_dir, run, card_of, is_adapter=is_adapter)
+            _export_policy(model_dir, output_dir, run, write_card, is_adapter=is_adapter)
         elif is_adapter:
             raise UserError(f'--form adapter: {model_dir} is a reward model; leave --form out')
         elif is_head(str(reward_model.savedir)):
-            _export_head(str(reward_model.savedir), output_dir, card_of)
+            _export_head(str(reward_model.savedir), output_dir, write_card)
         else:
-            _export_reward_model(reward_model, output_dir, card_of)
-    print(f'Saved {model_dir} to {output_dir}, with a model card, {model_card.FILE}')
+            _export_reward_model(reward_model, output_dir, write_card)
+    print(f'Saved {model_dir} to {output_dir}, with a model card, {page.CARD}')
 
 
 def _export_policy(
-    model_dir: str, output_dir: str, run: Run | None, card_of: CardOf, is_adapter: bool
+    model_dir: str, output_dir: str, run: Run | None, write_card: CardWriter, is_adapter: bool
 ) -> None:
     policy = trained_models.TrainedModel(model_dir)
     encoder = policy.encoding.get_encoder()
-    task = None if run is None else run.task
+    task = run and run.settings and run.settings.task
     context = _context(task, encoder)
     tokens = context[: policy.sizes().n_ctx]
     if is_adapter:
@@ -81,13 +79,12 @@ def _export_policy(
     if task is not None:
         ends = _ends(task, encoder)
         _write_generation_config(task.policy.temperature, ends, output_dir)
-    has_tokenizer, is_joined = _has_tokeniser(output_dir), False
-    if has_tokenizer and task is not None:
-        is_joined = _check_context(output_dir, task, context)
+    is_bare = not _has_tokeniser(output_dir)
+    if not is_bare and task is not None:
+        _check_context(output_dir, task, context)
     if logits is not None:
         checks.check_logits(output_dir, tokens, logits)
-    card = card_of(has_policy=True, has_tokenizer=has_tokenizer, is_joined=is_joined, ends=ends)
-    model_card.write(card, output_dir)
+    write_card(output_dir, has_policy=True, is_bare=is_bare, ends=ends)
 
 
 @torch.no_grad()
@@ -107,20 +104,22 @@ def _context(task: lm_tasks.TaskHParams | None, encoder: Encoder) -> list[int]:
     return encoder.without_padding(context)
 
 
-def _check_context(directory: str, task: lm_tasks.TaskHParams, context: list[int]) -> bool:
+def _check_context(directory: str, task: lm_tasks.TaskHParams, context: list[int]) -> None:
     """Check that transformers encodes the same context; UserError if it does not.
 
-    Return True, without an error, if a prefix or suffix that was encoded separately is the cause.
+    A prefix or suffix that was encoded separately is no error; then a note is printed.
     """
     content = f'{task.query_prefix}{checks.QUERY}{task.query_suffix}'
     is_chat = bool(task.chat)
     text = [{'role': 'user', 'content': content}] if is_chat else content
     found = checks.tokens_of(directory, text)
-    if found != context and not is_chat and content != checks.QUERY:
-        print(f'note: {model_card.JOINED}')
-        return True
-    checks.check_tokens(directory, found, context)
-    return False
+    if found == context or is_chat or content == checks.QUERY:
+        checks.check_tokens(directory, found, context)
+    else:
+        print(
+            'note: the lines of the card encode prefix, query and suffix as one text. The training'
+            ' encoded them one by one, and some tokens differ, as where a prefix ends with a space.'
+        )
 
 
 def _has_tokeniser(directory: str) -> bool:
@@ -169,7 +168,7 @@ def _write_generation_config(temperature: float, ends: list[int], output_dir: st
     ).save_pretrained(output_dir)
 
 
-def _export_head(directory: str, output_dir: str, card_of: CardOf) -> None:
+def _export_head(directory: str, output_dir: str, write_card: CardWriter) -> None:
     """Save the initial model together with the head on its hidden states."""
     head, about = load(directory)
     with warnings_only():
@@ -190,7 +189,7 @@ def _export_head(directory: str, output_dir: str, card_of: CardOf) -> None:
     tokeniser.write_tokeniser(model.encoding, longest, responses, pads=False)
     head.save(output_dir, about)
     context = _context(task, encoder)
-    is_joined = _check_context(output_dir, task, context)
+    _check_context(output_dir, task, context)
     found = checks.tokens_of(output_dir, checks.RESPONSE, RESPONSES)
     checks.check_tokens(output_dir, found, response[0].tolist())
     states = checks.states_of(output_dir, context + found, len(context))
@@ -198,17 +197,7 @@ def _export_head(directory: str, output_dir: str, card_of: CardOf) -> None:
     checks.check_numbers(output_dir, head(features)[0], score)
     ends = _ends(task, encoder)
     _write_generation_config(task.policy.temperature, ends, output_dir)
-    parts = [repr(task.query_prefix), 'query', repr(task.query_suffix)]
-    of_card = {
-        'file': FILE,
-        'blocks': reward.blocks,
-        'chat': task.chat,
-        'content': ' + '.join(part for part in parts if part != repr('')),
-        'responses': RESPONSES,
-        'ends': ends,
-        'length': task.response_length,
-    }
-    model_card.write(card_of(has_policy=False, is_joined=is_joined, head=of_card), output_dir)
+    write_card(output_dir, has_policy=False, blocks=reward.blocks, ends=ends, task=task)
 
 
 def _reward_model_in(model_dir: str) -> trained_models.TrainedModel | None:
@@ -234,7 +223,7 @@ def _has(directory: str, files: run_files.CommandFiles) -> bool:
 
 
 def _export_reward_model(
-    saved: trained_models.TrainedModel, output_dir: str, card_of: CardOf
+    saved: trained_models.TrainedModel, output_dir: str, write_card: CardWriter
 ) -> None:
     """Save a reward model as a classifier."""
     location, *others = locations.locations_of(saved.name)
@@ -265,4 +254,4 @@ def _export_reward_model(
         tokens = expected[: n_ctx - 1]
         score = model.score(torch.tensor([tokens]), torch.tensor([[model.padding_token]]))
         checks.check_numbers(output_dir, checks.scores_of(output_dir, tokens) + constant, score)
-    model_card.write(card_of(has_policy=False, constant=constant), output_dir)
+    write_card(output_dir, has_policy=False, constant=constant)

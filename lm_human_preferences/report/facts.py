@@ -1,28 +1,25 @@
 """Tables of facts about a run, for its report and its model card. All wording is constant."""
 
-from __future__ import annotations
-
-import contextlib
+import itertools
+import math
+import os
+import shlex
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from lm_human_preferences import label_types
-from lm_human_preferences.evaluation.report import BEST_OF_N, BY_REWARD_MODEL, margin
+from lm_human_preferences.evaluation import report
+from lm_human_preferences.hparams.policy_options import Experiments, decided, differences
+from lm_human_preferences.labels.folder import TRAIN
+from lm_human_preferences.labels.report import label_report
 from lm_human_preferences.labels.report.agreement import wilson_interval
-from lm_human_preferences.report.run import DAMAGED, KNOWN, Run
-from lm_human_preferences.report.texts import (
-    NOT_MEASURED,
-    NOT_RECORDED,
-    Text,
-    ends,
-    moment,
-    number,
-    of_all,
-    percent,
-    short,
-)
+from lm_human_preferences.report.run import Run
+from lm_human_preferences.runs import run_lock
 
-Row = Sequence[str]
+NOT_RECORDED, NOT_MEASURED = 'not recorded', 'not measured'
+LEARN, GAIN, SAYS = 'What it was to learn', 'Whether it did', 'What it says now'  # sections
+SURE, LABELS, MADE = 'How sure', 'Labels', 'How it was made'
 TASKS = {
     'sentiment': 'continue a passage of a book with positive sentiment',
     'descriptiveness': 'continue a passage of a book with vivid description',
@@ -32,38 +29,18 @@ TASKS = {
     'test': 'continue three letters, for tests',
     'chat': 'answer in a chat',
 }
-MODELS = {
-    'test': 'test (a tiny network with random weights, for tests)',
-    'reviews': 'reviews (a tiny model of made-up reviews, for tests)',
+TASK = {  # {name of a row: option}
+    'Text given': 'task.query_dataset',
+    'Its tokens, at most': 'task.query_length',
+    'Tokens of a response': 'task.response_length',
+    'Model before': 'task.policy.initial_model',
+    'Rewarded by': 'rewards.trained_model',
+    'Rewarded by the function': 'rewards.function',
+    'Held back by a KL, target in nats': 'rewards.adaptive_kl.target',
+    'Held back by a KL, coefficient': 'rewards.kl_coef',
 }
-OWN, UNSEEN = 'By the reward that it was trained on', 'The reward model, on labels it had not seen'
-JUDGES = {
-    'known reward': 'By the known reward, which it was to learn',
-    'judge': 'By the judge, another reward',
-}
-MIND = {  # {name of a warning: sentence that follows its numbers}
-    'simulated': 'A program answered, not people.',
-    'alone': 'A policy also exploits the errors of its reward.',
-    'missed': 'The target is missed, so a longer run would go on changing.',
-    'few': 'Fewer than 10: what the reward model gets right may be chance.',
-    'seen': 'of the evaluation were in the training, too.',
-    'unended': 'They were cut off where they were.',
-    'resumed': 'The steps stand under “How it was made”.',
-    'alarms': 'The steps stand under “How it was made”.',
-    'broken': 'These curves are left out.',
-    'unreadable': 'The facts in it are missing here.',
-}
-EXACT = 'Mean reward of a response. Exact: all {} responses to each of {} queries.'
-ESTIMATED = 'Mean reward of a response, from {} to each of {} queries. ±: 95 % interval.'
-MEANING = (
-    ' KL: how far the responses have moved from what the model before would write. Best possible:'
-    ' by the reward at the head of the column. Best of n samples of the model before: chosen by the'
-    ' reward that the run was trained on.'
-)
-LOGGED = (
-    'Mean score of the responses of the first and of the last step. The best possible score was not'
-    ' measured.'
-)
+UNSEEN = 'The reward model, on labels it had not seen'
+MEANING = 'KL: how far the responses have moved from what the model before would write.'
 POINTS = {  # {name of a row: (point in the results of an evaluation, key of a number there)}
     'Before': ('base', 'reward'),
     'After': ('policy', 'reward'),
@@ -72,205 +49,176 @@ POINTS = {  # {name of a row: (point in the results of an evaluation, key of a n
     'Best of 4, without training': ('best_of_4', 'reward'),
     'Best of 16, without training': ('best_of_16', 'reward'),
 }
-# Prefixes of TensorBoard tags with a reward model's accuracy: an ensemble's mean, a single model,
-# a model retrained online; then cross-validated heads, fitted once or online
-MEASURED = (
-    'train_reward/held_out_of_mean/',
-    'train_reward/held_out/',
-    'online/held_out_',
-    'train_reward/cross_validated/',
-    'online/cross_validated_',
-)
+# Beginnings of TensorBoard tags of a reward model's accuracy; first of an ensemble's mean
+TAGS, WAYS = ('train_reward/{}/', 'online/{}_'), ('held_out_of_mean', 'held_out', 'cross_validated')
 SPECIAL = (  # samples to show first: field, sign and reason
     ('score', 1, 'best score'),
     ('score_std', 1, 'widest ±'),
     ('kl', 1, 'least likely before'),
     ('score', -1, 'worst score'),
 )
-FEW_QUERIES = 10  # fewer held-out queries are worth a warning
-MISSED = 0.25  # a KL whose relative distance from its target is larger has missed the target
-UNENDED = 0.2  # fraction of responses without an end that is worth a warning
-MOST_SAMPLES = 8
+NAMING = ('labels.without', 'serve.labellers')  # endings of options whose values name labellers
+
+
+class Text(str):
+    """Text of a query or a response, which is shown as a block."""
 
 
 class Table(NamedTuple):
     """Table of a section; without columns, each row is a name and a value."""
 
-    columns: Sequence[str]
-    rows: Sequence[Row]
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
     caption: str = ''
 
-    def __bool__(self) -> bool:
-        """Return whether the table has rows; an empty one is not shown."""
-        return bool(self.rows)
+
+def number(value: object, digits: int = 2) -> str:
+    """Format a number with thousands, decimals and a minus sign; show other values as they are."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return NOT_RECORDED if value is None else str(value)
+    if not -math.inf < value < math.inf:
+        text = str(value).replace('inf', '∞').replace('nan', 'NaN')
+    elif abs(value) >= 1_000_000_000:
+        text = f'{Decimal(value):.2e}'
+    else:
+        text = f'{value:,}' if isinstance(value, int) else f'{value:z,.{digits}f}'
+    return text.replace('-', '−')
 
 
-def facts_table(facts: Mapping[str, str]) -> Table:
-    """Return a table of {name: value}, without empty values."""
-    return Table((), [(name, value) for name, value in facts.items() if value])
+def percent(fraction: float) -> str:
+    """Format a fraction as a percentage without decimals."""
+    return f'{number(100 * fraction, 0)} %'
+
+
+def of_all(count: int, total: int) -> str:
+    """Format a fraction: '7 of 14' for few, a percentage for many."""
+    return f'{count} of {total}' if total < 100 else percent(count / total)
+
+
+def short(path: str) -> str:
+    """Return the last part of a path or URL, without folders and keys."""
+    return os.path.basename(path.partition('?')[0].rstrip('/')) or path
 
 
 def head(run: Run) -> list[str]:
     """Return lines about a run: its experiment, what it trained, its state, and its length."""
-    name = run.training.get('experiment') or NOT_RECORDED
+    name = run.training.get('experiment')
     last = run.commands[-1] if run.commands else {'how': NOT_RECORDED}
-    state = 'still training' if run.is_at_work else last.get('how', 'killed')
-    kind, length = 'A reward model, from labels', []
-    if run.policy is not None:
-        kind = 'A policy, and its reward model from labels'
-        if run.given is not None:
-            kind = 'A policy, by a given reward'
-        total = run.policy.ppo.nupdates * run.policy.ppo.batch_size
-        length = [f'{run.last("elapsed/episodes") or 0:,.0f} of {total:,} responses']
-    task = f'{name}: {TASKS[name]}' if name in TASKS else name
-    return [task, kind, f'{state} {moment(last.get("ended"))}'.strip(), *length]
+    state = 'still training' if run_lock.is_held(run.directory) else last.get('how', 'killed')
+    lines = [f'{name}: {TASKS.get(name, NOT_RECORDED)}', f'{state} {last.get("ended", "")}']
+    if run.policy is None:
+        return [*lines, 'a reward model']
+    total = run.policy.ppo.nupdates * run.policy.ppo.batch_size
+    return [*lines, f'a policy, {run.last("elapsed/episodes") or 0:,.0f} of {total:,} responses']
 
 
 def answer(run: Run) -> list[tuple[str, str, list[str]]]:
     """Return up to four (name, number, notes) that say how good a run is."""
-    judges, labels, unseen = [], run.trainer.labels, accuracy(run)
-    own, *others = run.rewards or ['']
-    for each in run.comparisons:
-        notes = ['of the answers prefer it to', short(each['other'])]
-        judges.append(('By people', of_all(each['wins'], each['n']), notes))
-    for name in others:
-        judges.append((JUDGES.get(name, name), *_attained(run.rewards[name])))
-    found = judges[:1]
-    if own:
-        found.append((OWN, *_attained(run.rewards[own])))
-    if unseen is not None:
-        measured, _, chance = unseen
-        found.append((UNSEEN, measured, [f'right; by chance {chance}']))
+    labels, rewards, found = run.trainer.labels, list(run.rewards), []
+    for each in run.comparisons[:1]:
+        notes = ['of the answers prefer it to', short(each['against'])]
+        found.append(('By people', of_all(each['wins'], each['n']), notes))
+    # Another reward if no people judged, and the one that the run was trained on
+    for reward in [*rewards[1 : 1 if found else 2], *rewards[:1]]:
+        before, after = (_measured(run, reward, point, 'reward') for point in ('base', 'policy'))
+        way, fraction = f'{before} → {after}', _measured(run, reward, 'policy', 'share')
+        notes = ['of the possible gain', way] if fraction else ['mean reward, before and after']
+        name = f'By the {reward}' + ', which it was trained on' * (reward == rewards[0])
+        found.append((name, fraction or way, notes))
     if labels:
-        notes = []
-        if 'simulated' in labels:
-            notes = [f'{number(labels["simulated"])} of {number(labels.get("found"))} simulated']
+        measured, _, chance = accuracy(run)
+        found.append((UNSEEN, measured, [f'by chance {chance}']))
+        notes = [f'simulated: {number(labels.get("simulated"))} of {number(labels.get("found"))}']
         found.append(('Labels learned from', number(labels.get('learned_from')), notes))
     return found
 
 
-def _attained(points: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """Return texts: the fraction of the possible gain that a policy attained, and its rewards."""
-    policy = points['policy']
-    way = f'{number(points["base"]["reward"])} → {number(policy["reward"])}'
-    if policy.get('share') is None:
-        return way, ['mean reward, before and after']
-    best = number(policy.get('frontier'))
-    return percent(policy['share']), ['of the possible gain', f'{way}, best {best}']
-
-
 def mind(run: Run) -> list[tuple[str, str]]:
     """Return warnings for the reader: (numbers, constant sentence)."""
-    labels, results, log = run.trainer.labels, run.evaluation, run.logs[0]
-    simulated, queries = labels.get('simulated'), labels.get('held_out_queries')
-    seen, all_queries = results.get('queries_trained_on'), number(results.get('queries'))
+    labels, seen = run.trainer.labels, run.evaluation.get('queries_trained_on')
     kl, ended = run.last('objective/kl'), run.last('responses/ended')
-    adaptive = None if run.policy is None else run.policy.rewards.adaptive_kl
-    found = {}
-    if simulated:
-        of_found = f'{number(simulated)} of {number(labels.get("found"))}'
-        found['simulated'] = f'{of_found} labels are simulated.'
+    queries = labels.get('held_out_queries') or 0
+    counts = {
+        'labels are simulated: a program answered, not people.': labels.get('simulated'),
+        'held-out queries: a reward model may be right by chance.': queries * (queries < 10),
+        'queries of the evaluation were in the training, too.': seen,
+        'times the run was resumed; its commands are at the end.': len(run.log.resumed),
+        'alarms, which TensorBoard has.': len(run.log.alarms),
+        'curves end in NaN or infinity, and are left out.': len(run.log.broken),
+    }
+    found = [(number(count), sentence) for sentence, count in counts.items() if count]
     if run.policy is not None and not run.comparisons and len(run.rewards) < 2:
-        found['alone'] = 'Judged by its own reward alone.'
-    if adaptive is not None and kl and abs(kl / adaptive.target - 1) > MISSED:
-        found['missed'] = f'KL {number(kl)}, target {number(adaptive.target)}.'
-    if queries and queries < FEW_QUERIES:
-        found['few'] = f'{queries} held-out queries.'
-    if seen:
-        found['seen'] = f'{number(seen)} of {all_queries} queries'
-    if ended is not None and 1 - ended >= UNENDED:
-        found['unended'] = f'{percent(1 - ended)} of the last responses have no end.'
-    if log.resumed:
-        found['resumed'] = f'Resumed: {len(log.resumed)}.'
-    if log.alarms:
-        found['alarms'] = f'Alarms: {len(log.alarms)}.'
-    if log.broken:
-        found['broken'] = f'NaN or infinity at the end: {", ".join(sorted(log.broken))}.'
-    if run.unreadable:
-        found['unreadable'] = f'Cannot be read: {", ".join(run.unreadable)}.'
-    return [(numbers, MIND[fact]) for fact, numbers in found.items()]
+        found.append(('Judged by its own reward alone.', 'A policy also exploits its errors.'))
+    if run.target and kl and abs(kl / run.target - 1) > 0.25:
+        numbers = f'KL {number(kl)}, target {number(run.target)}.'
+        found.append((numbers, 'The target is missed: a longer run would go on changing.'))
+    if ended is not None and ended <= 0.8:
+        found.append((f'{percent(1 - ended)} of the last responses', 'have no end: they were cut.'))
+    return found
 
 
 def task(run: Run) -> Table:
     """Return a table of a run's task."""
-    settings, folder = run.task, run.trainer.folder
-    if settings is None:
-        return facts_table({'Settings': NOT_RECORDED})
-    model = settings.policy.initial_model
-    around = (settings.query_prefix, settings.query_suffix)
-    kinds = {each['kind'] for each in run.trainer.label_report.get('labellers', {}).values()}
-    rows = {
-        'Text given': f'{short(settings.query_dataset)}, up to {settings.query_length} tokens',
-        'Put around it': ' … '.join(around) if any(around) else '',
-        'Response': f'{settings.response_length} tokens',
-        'Model before': MODELS.get(model, short(model)),
-        'Labellers were told': '',
-    }
-    if settings.end_text:
-        rows['Text given'] += f', cut after “{settings.end_text}”'
-    if folder is not None and kinds - {'imported'}:
-        rows['Labellers were told'] = folder.task['instructions']
-    if run.policy is not None:
-        rewards = run.policy.rewards
-        held = f'coefficient {number(rewards.kl_coef)}'
-        if rewards.adaptive_kl is not None:
-            held = f'target {number(rewards.adaptive_kl.target)} nats'
-        rows['Rewarded by'] = _rewarded_by(run, run.policy.members)
-        rows['Held back by'] = f'KL from the model before, {held}'
-    return facts_table(rows)
+    settings = {} if run.settings is None else decided(run.settings)
+    rows = [(name, short(number(settings.get(option)))) for name, option in TASK.items()]
+    if run.trainer.folder is not None:
+        rows.append(('Labellers were told', run.trainer.folder.task['instructions']))
+    return Table((), [row for row in rows if row[1] != NOT_RECORDED])
 
 
-def _rewarded_by(run: Run, members: int) -> str:
-    """Describe the reward of a policy and its origin. members: number of its reward models."""
-    if run.given == KNOWN:
-        return 'the known sentiment of words'
-    name = f'the mean of {members} reward models' if members > 1 else 'a reward model'
-    if run.given is not None:
-        return f'{name}: {short(run.given)}' if members > 1 else short(run.given)
-    if run.reward is not None and run.reward.is_head:
-        name = 'a head on the model before'
-    if run.policy is not None and run.policy.rewards.online is not None:
-        return f'{name}, trained again and again as labels came in'
-    return f'{name}, trained on the labels'
+def examples(run: Run) -> Table:
+    """Return a table of two labels: those of the lowest question ids, so that nobody picks them."""
+    folder, rows = run.trainer.folder, []
+    if folder is None:
+        return Table()
+    encoder = folder.encoding().get_encoder()
+    given = {answer.question: answer.value for answer in folder.counted(TRAIN)}
+    for question in sorted(given)[:2]:
+        best = folder.label_type.preferred(given[question])
+        texts = {}
+        for field, tokens in folder.questions[question].tokens().items():
+            texts[field] = Text(encoder.decode(encoder.without_padding(tokens)))
+        query = texts.pop('query')
+        for field, text in texts.items():
+            chosen = '✓' if best is not None and field == folder.samples[best] else ''
+            rows.append((query, text, chosen))
+    return Table(('Text given', Text('Response'), 'Chosen'), rows, 'Two of its labels.')
 
 
 def gain(run: Run) -> Table:
     """Return a table of the gain by each reward, from the evaluation or else from the log."""
-    rows, caption = [], LOGGED
+    rows, caption = [], 'Mean score of the responses of the first and of the last step.'
     for name, (point, key) in POINTS.items():
         cells = [_measured(run, reward, point, key) for reward in run.rewards]
         if any(cells):
             kl = '' if key == 'share' else _measured(run, next(iter(run.rewards)), point, 'kl')
             rows.append((name, kl, *cells))
     if run.evaluation:
-        caption = EXACT if run.evaluation.get('exact') is True else ESTIMATED
-        sizes = (number(run.evaluation.get(name)) for name in ('responses', 'queries'))
-        caption = caption.format(*sizes) + MEANING
+        caption = f'{MEANING} Results: {next(report.table(run.evaluation))}.'
     return Table(('Policy', 'KL, nats', *run.rewards), rows, caption)
 
 
 def _measured(run: Run, reward: str, point: str, key: str) -> str:
     """Format number `key` of a point with its 95 % interval; a dash if unknown, '' if missing."""
-    points = run.rewards[reward]
-    if point.startswith(BEST_OF_N) and reward != next(iter(run.rewards)):
-        point += BY_REWARD_MODEL  # the reward that was trained on chooses the best of n
-    with contextlib.suppress(*DAMAGED):
-        values, show = points[point], percent if key == 'share' else number
-        value, width = values[key], margin(values, key, run.evaluation.get('queries', 0))
-        if value is None:
-            return '–'
-        return f'{show(value)} ± {show(width)}' if width else show(value)
-    return ''
+    if point.startswith(report.BEST_OF_N) and reward != next(iter(run.rewards)):
+        point += report.BY_REWARD_MODEL  # the reward that was trained on chooses the best of n
+    values = run.rewards[reward].get(point, {})
+    if values.get(key) is None:
+        return '–' if key in values else ''
+    show = percent if key == 'share' else number
+    width = report.margin(values, key, run.evaluation.get('queries', 0))
+    return f'{show(values[key])} ± {show(width)}' if width else show(values[key])
 
 
-def samples(runs: Sequence[Run], columns: Sequence[str]) -> Table:
+def samples(named: Mapping[str, Run]) -> Table:
     """Return a table of answers to the first run's tracked queries, before and after each run.
 
     The first run's best answer comes first, then its least certain, least likely and worst ones.
     """
+    runs = list(named.values())
     first = runs[0].samples
     if all(len(answers) < 2 for run in runs for answers in run.samples.values()):
-        return Table((), [])  # the run was killed before it sampled again
+        return Table()  # the run was killed before it sampled again
     reasons: dict[str, str] = {}
     for field, sign, reason in SPECIAL:
         values = {}
@@ -281,15 +229,13 @@ def samples(runs: Sequence[Run], columns: Sequence[str]) -> Table:
         if len(values) > 1:
             reasons[max(values, key=values.__getitem__)] = reason
     rows = []
-    for query in list({**reasons, **first})[:MOST_SAMPLES]:
+    for query in list({**reasons, **first})[:8]:
         cells = [Text(query), *_sample(first[query][0])]
         for run in runs:
             cells += _sample(run.samples[query][-1]) if query in run.samples else ('–', '')
         rows.append((*cells, reasons.get(query, '')))
-    heads = ['Text given', 'Before', 'Score']
-    for column in columns:
-        heads += [column, 'Score']
-    return Table((*heads, ''), rows)
+    heads = itertools.chain.from_iterable((Text(name), 'Score') for name in ('Before', *named))
+    return Table(('Text given', *heads, ''), rows)
 
 
 def _sample(record: Mapping[str, Any]) -> tuple[str, str]:
@@ -300,44 +246,117 @@ def _sample(record: Mapping[str, Any]) -> tuple[str, str]:
     return Text(record['response']), score
 
 
-def accuracy(run: Run) -> tuple[str, str, str] | None:
+def accuracy(run: Run) -> tuple[str, str, str]:
     """Return (accuracy, interval, chance) of a reward model on labels that it had not seen."""
-    trainer, chance = run.trainer, None
-    total, queries = (trainer.labels.get(name) for name in ('held_out', 'held_out_queries'))
-    if trainer.reward is not None:
-        chance = label_types.get(trainer.reward.labels.type).chance
+    labels, last = run.trainer.labels, run.trainer.last
+    chance = label_types.get(run.trainer.reward.labels.type).chance
     by_chance = NOT_RECORDED if chance is None else percent(chance)
-    for prefix in MEASURED:
-        interval = f'{queries} queries: none' if queries else 'none'
-        right, correlation = trainer.last(f'{prefix}accuracy'), trainer.last(f'{prefix}agreement')
-        if right is not None:
-            effective = trainer.last(f'{prefix}effective_labels') or 0
-            if effective > 0:
-                interval = ends(*wilson_interval(right * effective, effective))
-            measured = of_all(round(right * total), total) if total else percent(right)
-            return measured, interval, by_chance
+    total, queries = labels.get('held_out'), labels.get('held_out_queries')
+    interval = f'{queries} queries: none' if queries else 'none'
+    for prefix in [tag.format(way) for way in WAYS for tag in TAGS]:
+        right, correlation = last(f'{prefix}accuracy'), last(f'{prefix}agreement')
+        effective = last(f'{prefix}effective_labels')
         if correlation is not None:
             return f'correlation {number(correlation)}', interval, by_chance
-    return None
+        if right is not None:
+            if effective:
+                low, high = wilson_interval(right * effective, effective)
+                interval = f'{percent(low)} to {percent(high)}'
+            measured = of_all(round(right * total), total) if total else percent(right)
+            return measured, interval, by_chance
+    return NOT_MEASURED, 'none', by_chance
 
 
 def sure(run: Run) -> Table:
     """Return a table of accuracies with interval and chance, and of what was not measured."""
-    rows, unseen, agreed = [], accuracy(run), run.trainer.label_report.get('agreement', {})
-    if unseen is not None:
-        rows.append((UNSEEN, *unseen))
-    if agreed.get('pairs') and agreed.get('raw') is not None:
+    nothing = (NOT_MEASURED, '', '')
+    rows = [(UNSEEN, *accuracy(run))] if run.trainer.labels else []
+    agreed = run.trainer.label_report.get('agreement', {})
+    if agreed.get('raw') is not None:
         equal = of_all(round(agreed['raw'] * agreed['pairs']), agreed['pairs'])
-        interval, chance = ends(agreed['low'], agreed['high']), percent(agreed['chance'])
-        rows.append(('Two labellers agree about a question', equal, interval, chance))
+        interval = f'{percent(agreed["low"])} to {percent(agreed["high"])}'
+        question = 'Two labellers agree about a question'
+        rows.append((question, equal, interval, percent(agreed['chance'])))
     for each in run.comparisons:
-        preferred, interval = of_all(each['wins'], each['n']), ends(*each['interval'])
-        rows.append((f'People prefer it to {short(each["other"])}', preferred, interval, '50 %'))
-    unknown = {
-        UNSEEN: unseen is None and bool(run.trainer.labels),
-        'Its distance from the best policy possible': run.policy is not None and not run.evaluation,
-        'Texts that are not of this task': True,
-        'Other seeds': True,
-    }
-    rows += [(name, NOT_MEASURED, '', '') for name, is_so in unknown.items() if is_so]
+        interval = f'{percent(each["low"])} to {percent(each["high"])}'
+        question = f'People prefer it to {short(each["against"])}'
+        rows.append((question, of_all(each['wins'], each['n']), interval, '50 %'))
+    if run.policy is not None and not run.evaluation:
+        rows.append(('Its distance from the best policy possible', *nothing))
+    rows += [('Texts that are not of this task', *nothing), ('Other seeds', *nothing)]
     return Table(('Question', 'Measured', '95 % interval', 'By chance'), rows)
+
+
+def counts(run: Run) -> Table:
+    """Return a table of how many labels the run's reward model has, by use."""
+    rows = []
+    for name, value in run.trainer.labels.items():
+        if not isinstance(value, Mapping):
+            rows.append((name.replace('_', ' ').capitalize(), short(number(value))))
+    return Table((), rows)
+
+
+def labellers(run: Run) -> Table:
+    """Return a table with a row for each labeller."""
+    shown = {}
+    for name, facts in run.trainer.label_report.get('labellers', {}).items():
+        alias = name if run.has_names else f'labeller {len(shown) + 1}'
+        shown[alias] = {**facts, 'p': None}
+    heads, *rows = label_report.labellers(shown) if shown else [[]]
+    return Table([head.capitalize() for head in heads], rows)
+
+
+def commands(run: Run) -> Table:
+    """Return a table of a run's commands with all that is recorded about them, and of digests."""
+    rows = []
+    for command in run.commands:
+        line = str(command.get('command') or NOT_RECORDED)
+        if not run.has_names and any(option in line for option in NAMING):
+            line = 'not shown: it names labellers'
+        words = [shlex.quote(word) for word in shlex.split(line)]
+        lines = [f'\\\n    {word}' if word.startswith('--') else word for word in words]
+        rows.append(('Command', Text(' '.join(lines))))
+        about = {'how': 'no end is recorded', **command, 'command': None, 'id': None}
+        recorded = [f'{name} {number(value)}' for name, value in about.items() if value]
+        rows.append(('Its record', ', '.join(recorded)))
+    for name, digest in run.training.get('digests', {}).items():
+        rows.append((f'SHA-256 of {name}', str(digest)))
+    return Table((), rows)
+
+
+def settings(named: Mapping[str, Run], experiments: Experiments) -> Table:
+    """Return a table of runs' settings that differ from those of the first run's experiment."""
+    columns = {name: run.settings for name, run in named.items() if run.settings is not None}
+    (first, *_), options = columns.values(), {}
+    (run, *_), usual = named.values(), type(first)()
+    experiment = f'{usual.command}/{run.training.get("experiment")}'
+    usual.override_from_dict(dict(experiments.get(experiment, {})))
+    for each in columns.values():
+        options |= {**differences(usual, each), **differences(each, usual)}
+    rows = []
+    for option in options:
+        if run.has_names or not option.endswith(NAMING):
+            values = [decided(each).get(option, '–') for each in (usual, *columns.values())]
+            rows.append((option, *map(str, values)))
+    return Table(('Setting', 'Experiment', *columns), rows, 'Settings that differ.')
+
+
+def collected(run: Run) -> dict[str, Any]:
+    """Return the content of a page about a run; damaged facts are left out, and named."""
+    tables = {
+        LEARN: (task, examples),
+        GAIN: (gain,),
+        SAYS: (),
+        SURE: (sure,),
+        LABELS: (counts, labellers),
+        MADE: (commands,),
+    }
+    sections = {}
+    for name, functions in tables.items():
+        sections[name] = [run.tried(name, Table(), function, run) for function in functions]
+    summary = run.tried('the state', ['', ''], head, run)
+    answers = run.tried('the results', [], answer, run)
+    warnings = run.tried('the warnings', [], mind, run)
+    for name in run.unreadable:
+        warnings.append((f'Cannot be read: {name}.', 'What it says is missing here.'))
+    return {'head': summary, 'answer': answers, 'mind': warnings, 'sections': sections}

@@ -1,40 +1,54 @@
-"""`./launch.py report`: one HTML file about runs, from their directories."""
+"""Documents about runs: the page of `./launch.py report`, and the model card of an export."""
 
+import io
 import itertools
+import math
 import os
+import re
+import unicodedata
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
+import jinja2
+from markupsafe import Markup, escape
 
 from lm_human_preferences import __version__, storage
 from lm_human_preferences.errors import OptionError, UserError, about_option
 from lm_human_preferences.hparams.policy_options import Experiments
-from lm_human_preferences.report import facts, origin, texts
-from lm_human_preferences.report.charts import LOOKS, training_chart
-from lm_human_preferences.report.facts import Table
+from lm_human_preferences.report import facts
 from lm_human_preferences.report.run import Run, read_run
+from lm_human_preferences.runs import run_record
 from lm_human_preferences.runs.run_files import REPORT
+from lm_human_preferences.utils.streams import INVISIBLE, printable
 
-LEARN, GAIN, SAYS, SURE, LABELS, MADE = (  # sections
-    'What it was to learn',
-    'Whether it did',
-    'What it says now',
-    'How sure',
-    'Labels',
-    'How it was made',
+CARD = 'README.md'
+_MARKDOWN = re.compile(r'([\\`*_\[\]<>&|#~$])')
+LONGEST = 2000  # most characters of a text to show
+_LETTER = '[^\x00-\xa0\xad\u061c\u2000-\u206f\ud800-\uf8ff]'  # beyond ASCII, or a part of an emoji
+# Matches of the group are shown unmarked, as languages and emoji need them: joiners and direction
+# marks between letters, variants of an emoji or a keycap, and flags such as England's.
+_UNUSUAL = re.compile(
+    f'((?<={_LETTER})[\xad\u061c\u200c-\u200f](?={_LETTER})'
+    '|(?<=[©®\u203c-\u3299\U0001f000-\U0001faff])[\ufe0e\ufe0f]|[\ufe0e\ufe0f](?=\u20e3)'
+    '|\U0001f3f4[\U000e0061-\U000e007a]{5}\U000e007f)'
+    '|[^ -~\n\t]'
 )
+_CODE = re.compile(r'(^```.*?(?:^```[^\n]*$|\Z))', re.DOTALL | re.MULTILINE)  # fenced code
+_INDENTED = re.compile(r'^(?:\t| {2,})\S', re.MULTILINE)
+_MARK = Markup('<span class="mark">{}</span>')
+_MONO = Markup('<span class="mono" dir="ltr" tabindex="0" role="group" aria-label="code">{}</span>')
+# Colours that stand for variables of the style sheet, as those differ in dark mode
+COLOURS = {'#010203': 'accent', '#040506': 'warn', '#070809': 'muted', '#000000': 'ink'}
+LOOKS = [(colour, style) for style in ('-', ':') for colour in COLOURS]
 
 
 def write_report(
-    runs: Sequence[str],
-    experiments: Experiments,
-    output: str | None = None,
-    names: bool = True,
+    runs: Sequence[str], experiments: Experiments, output: str | None = None, names: bool = True
 ) -> None:
     """Write the page of `runs`, paths or URLs. For the options see ReportHParams."""
-    runs = list(dict.fromkeys(run.rstrip('/') or run for run in runs))
-    is_here = len(runs) > 1 or storage.is_remote(runs[0])
+    is_here = len(set(runs)) > 1 or storage.is_remote(runs[0])
     path = output or (REPORT if is_here else os.path.join(runs[0], REPORT))
     if storage.is_remote(path):
         raise OptionError('--output', f'{path}: give a file on this machine')
@@ -42,84 +56,168 @@ def write_report(
     with about_option('--output'):
         storage.write_file(path, text.encode(errors='replace'))
     click.echo(f'The report is in {path}')
-    click.echo('Open it in a browser, or send it: the one file is all of it')
 
 
 def page(runs: Sequence[str], experiments: Experiments, *, has_names: bool = True) -> str:
     """Return the HTML page about `runs`, paths or URLs. UserError if one of them is not a run."""
-    paths = [run if storage.is_remote(run) else os.path.abspath(run) for run in runs]
-    paths = list(dict.fromkeys(paths))
-    named = dict(zip(_names(paths), map(_read, paths), strict=True))
-    stories = [_story(name, run, experiments, has_names) for name, run in named.items()]
-    columns = ['After']
+    paths = [run.rstrip('/') if storage.is_remote(run) else os.path.abspath(run) for run in runs]
+    names = [os.path.basename(path) for path in paths]
+    named = {}
+    for name, path in zip(names, paths, strict=True):
+        run = read_run(path)
+        if run is None:
+            raise UserError(f'{path} is not a run of this program: it has no settings of one')
+        run.has_names = has_names
+        named[name if names.count(name) == 1 else path] = run
+    stories = [{'name': name, **facts.collected(run)} for name, run in named.items()]
     if len(named) > 1:
-        columns = list(named)
-        stories.insert(0, _comparison(named, has_names))
-    sections = stories[0]['sections']
-    sections[GAIN].append(training_chart(dict(itertools.islice(named.items(), len(LOOKS)))))
-    for start in range(0, len(paths), 3):
-        part = slice(start, start + 3)
-        sections[SAYS].append(facts.samples(list(named.values())[part], columns[part]))
-    template = texts.environment(texts.inline).get_template('page.html')
-    return template.render(stories=stories, version=__version__)
+        stories.insert(0, _comparison(stories))
+    story, sections = stories[0], stories[0]['sections']
+    story['chart'] = run.tried('the chart', '', training_chart, named)
+    differing = run.tried('the settings', facts.Table(), facts.settings, named, experiments)
+    sections[facts.MADE].append(differing)
+    columns = named if len(named) > 1 else {'After': run}
+    for place in range(0, len(columns), 3):
+        part = dict(itertools.islice(columns.items(), place, place + 3))
+        sections[facts.SAYS].append(facts.samples(part))
+    source = Path(__file__).with_name('page.html').read_text()
+    template = jinja2.Environment(autoescape=True, finalize=inline).from_string(source)
+    return template.render(stories=stories, version=__version__, plain=printable)
 
 
-def _names(paths: Sequence[str]) -> list[str]:
-    """Return a short name for each of different paths: its last parts, as many as are needed."""
-    for count in itertools.count(1):
-        names = ['/'.join(path.split('/')[-count:]) for path in paths]
-        if len(set(names)) == len(paths):
-            return names
-    raise AssertionError
-
-
-def _read(path: str) -> Run:
-    try:
-        found = read_run(path)
-    except (UserError, OSError) as e:
-        raise UserError(f'{path}: {e}') from e
-    if found is None:
-        raise UserError(f'{path} is not a run of this program: it has no settings of a training')
-    return found
-
-
-def _story(name: str, run: Run, experiments: Experiments, has_names: bool) -> dict[str, Any]:
-    """Return the content of the page about one run, for the template."""
-    labellers = {}
-    for number, labeller in enumerate(run.trainer.label_report.get('labellers', ()), start=1):
-        labellers[labeller] = labeller if has_names else f'labeller {number}'
-    settings = {'This run': run.settings, 'Experiment': origin.of_experiment(run, experiments)}
-    return {
-        'name': name,
-        'head': facts.head(run),
-        'answer': facts.answer(run),
-        'mind': facts.mind(run),
-        'sections': {
-            LEARN: [facts.task(run), origin.examples(run, labellers)],
-            GAIN: [facts.gain(run)],
-            SAYS: [],
-            SURE: [facts.sure(run)],
-            LABELS: [origin.counts(run), origin.labellers(run, labellers)],
-            MADE: [origin.origin(run, has_names), origin.differences(settings, has_names)],
-        },
-    }
-
-
-def _comparison(named: Mapping[str, Run], has_names: bool) -> dict[str, Any]:
-    """Return the content of the page that compares several runs {name: run}, for the template."""
+def _comparison(stories: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the content of the page that compares runs, for the template."""
     answers = {}
-    for name, run in named.items():
-        answers[name] = {about: value for about, value, _ in facts.answer(run)}
+    for story in stories:
+        answers[story['name']] = {about: value for about, value, _ in story['answer']}
     columns = list(dict.fromkeys(itertools.chain.from_iterable(answers.values())))
     rows = []
     for name, values in answers.items():
         rows.append((name, *(values.get(column, '–') for column in columns)))
-    settings = {name: run.settings for name, run in named.items()}
-    return {
-        'name': f'{len(named)} runs',
-        'sections': {
-            GAIN: [Table(['Run', *columns], rows)],
-            SAYS: [],
-            MADE: [origin.differences(settings, has_names)],
-        },
-    }
+    sections = {facts.GAIN: [facts.Table(['Run', *columns], rows)], facts.SAYS: [], facts.MADE: []}
+    return {'name': f'{len(stories)} runs', 'sections': sections}
+
+
+def write_card(
+    directory: str, run: Run | None, model_dir: str, *, has_policy: bool, **use: Any
+) -> None:
+    """Write the card of a policy or a reward model into the `directory` of its export.
+
+    run: None for a model without a run. use: variables of model_card.md, which explains them.
+    """
+    from huggingface_hub import ModelCard, ModelCardData  # here, as it takes a second to import
+
+    name, story = model_dir, {'mind': [], 'sections': {}}
+    if run is not None:
+        name, story = os.path.basename(os.path.abspath(run.directory)), facts.collected(run)
+    versions = facts.Table((), list(run_record.versions().items()))
+    sections = {**story['sections'], 'Versions': [versions]}
+    data = ModelCardData(
+        library_name='peft' if use.get('is_adapter') else 'transformers',
+        pipeline_tag='text-generation' if has_policy else 'text-classification',
+        tags=['rlhf', 'lm-human-preferences'],
+    )
+    card = ModelCard.from_template(
+        data,
+        str(Path(__file__).with_name('model_card.md')),
+        has_policy=has_policy,
+        name=escaped(name),
+        mind=[(escaped(number), sentence) for number, sentence in story['mind']],
+        tables={section: _markdown(tables[0]) for section, tables in sections.items() if tables},
+        repr=repr,
+        **{'task': run and run.settings and run.settings.task, **use},
+    )
+    storage.write_bytes(os.path.join(directory, CARD), str(card).encode(errors='replace'))
+
+
+def _markdown(table: facts.Table) -> str:
+    """Return a table with its caption as Markdown; '' for an empty table."""
+    columns, lines = table.columns or ('', ''), [escaped(table.caption), '']
+    for row in (columns, ['---'] * len(columns), *table.rows):
+        lines.append(f'| {" | ".join(map(escaped, row))} |')
+    return '\n'.join(lines).strip() if table.rows else ''
+
+
+def escaped(text: str) -> str:
+    """Escape Markdown in untrusted text, in one line."""
+    return _MARKDOWN.sub(r'\\\1', printable(re.sub(r'\s+', ' ', shortened(text))))
+
+
+def training_chart(named: Mapping[str, Run]) -> Markup:
+    """Return the chart of rewards and KLs of runs, {name: run}; '' if none are logged."""
+    from matplotlib import figure, rc_context  # here, as it takes a while to import
+
+    if not any('objective/kl' in each.curves for each in named.values()):
+        return Markup()
+    run, *others = named.values()
+    best = next((points['policy'].get('frontier') for points in run.rewards.values()), None)
+    panels = (
+        ('objective/score', 'Reward, by what the run was trained on', 'best possible', best),
+        ('objective/kl', 'KL from the model before, in nats', 'target', run.target),
+    )
+    # The salt makes the same file each time.
+    with rc_context({'svg.fonttype': 'none', 'svg.hashsalt': 'report', 'font.size': 8}):
+        picture = figure.Figure(figsize=(5.2, 3.9), layout='constrained')
+        for axes, (tag, title, dashed, aim) in zip(picture.subplots(2, 1), panels, strict=True):
+            for (name, each), (colour, style) in zip(named.items(), LOOKS, strict=False):
+                values = each.curves.get(tag, [math.nan])
+                axes.plot(range(1, len(values) + 1), values, color=colour, linestyle=style)
+                label = name[-30:].replace('$', r'\$') if others else ''  # $ begins a formula
+                axes.annotate(f' {label}', (len(values), values[-1]), va='center')
+            if aim is not None and not others:
+                axes.axhline(aim, color='black', linestyle='--', linewidth=1)
+                title += f'; dashed: {dashed}'
+            axes.set_title(title, fontsize=8)
+        file = io.StringIO()
+        nothing = {'Date': None, 'Creator': None}
+        picture.savefig(file, format='svg', transparent=True, metadata=nothing)
+    svg = file.getvalue()[file.getvalue().index('<svg') :]
+    # Its style would apply to the whole page.
+    svg = re.sub('<metadata>.*?</metadata>|<style.*?</style>', '', svg, flags=re.DOTALL)
+    svg = re.sub(r' (?:width|height)="[\d.]+pt"', '', svg)
+    for colour, variable in COLOURS.items():
+        svg = svg.replace(colour, f'var(--{variable})')
+    label = '<svg role="img" aria-label="Reward and KL over the steps"'
+    return Markup(svg.replace('<svg', label, 1))
+
+
+def shortened(text: str) -> str:
+    """Return a text, without its middle if it is longer than LONGEST."""
+    if len(text) <= LONGEST:
+        return text
+    half = LONGEST // 2
+    return f'{text[:half]} … {len(text) - LONGEST:,} characters … {text[-half:]}'
+
+
+def inline(text: object) -> Markup:
+    """Return a value as HTML; characters that hide or turn text become codes. A Text is a block."""
+    if isinstance(text, Markup):
+        return text
+    if not isinstance(text, facts.Text):
+        return _marked(shortened(str(text)))
+    body = text.rstrip(' \n')
+    shorter = shortened(body)
+    parts = ['', shorter] if len(_INDENTED.findall(body)) > 1 else _CODE.split(shorter)
+    shown = Markup()
+    for place, part in enumerate(parts):
+        shown += _MONO.format(_marked(part)) if place % 2 else _marked(part)
+    blanks = text[len(body) :]
+    if blanks or not text:
+        lines = blanks.count('\n')
+        count, noun = (lines, 'line end') if lines else (len(blanks), 'blank')
+        shown += _MARK.format(f'{count:,} {noun}{"s" * (count > 1)}' if blanks else 'empty')
+    scrolls = Markup(' tabindex="0"') if len(text) > LONGEST // 4 else ''
+    return Markup('<bdi class="text"{}>{}</bdi>').format(scrolls, shown)
+
+
+def _marked(text: str) -> Markup:
+    """Return a text as HTML, with invisible characters as their marked codes."""
+    return Markup(_UNUSUAL.sub(_shown, escape(text.replace('\r\n', '\n'))))
+
+
+def _shown(match: re.Match[str]) -> str:
+    character = match[0]
+    is_visible = character.isprintable() and not INVISIBLE.match(character)
+    if match[1] or is_visible or unicodedata.category(character) == 'Zs':  # a blank
+        return character
+    return _MARK.format(f'U+{ord(character):04X}')

@@ -78,7 +78,7 @@ def test_it_goes_on_as_it_began(run):
     assert (folder / 'run/reward_model/frozen_head.safetensors').read_bytes() == head
     succeed(f'report {folder}/run')
     page = (folder / 'run/report.html').read_text()
-    assert re.search(r'labels it had not seen</bdi>\s*<td[^>]*><bdi>\d+ of \d+', page)
+    assert re.search(r'labels it had not seen</th>\s*<td[^>]*>\d+ of \d+', page)
 
 
 def test_a_head_whose_file_is_missing_is_said(run, tmp_path):
@@ -109,7 +109,7 @@ def test_commands_that_score_know_it(run, tmp_path):
 
 
 def test_an_export_has_lines_that_compute_it(run, tmp_path):
-    """Those on its card give the scores of `score`, with their deviations, and choose by them."""
+    """Those on its card give the scores of `score`, and choose by them."""
     folder, _ = run
     (tmp_path / 'text.jsonl').write_text('{"query": "Who is late?", "response": " the fox"}\n')
     expected = json.loads(succeed(f'score {folder}/run {tmp_path}/text.jsonl').stdout)
@@ -118,13 +118,17 @@ def test_an_export_has_lines_that_compute_it(run, tmp_path):
     code = code.replace('ORG/NAME', f'{tmp_path}/exported').replace('A question', 'Who is late?')
     found = {}
     with contextlib.redirect_stderr(io.StringIO()):
-        exec(code.replace(' And a response.', ' the fox'), found)
-    assert found['reward'].item() == pytest.approx(expected['score'], abs=1e-3)
-    assert found['deviation'].item() == pytest.approx(expected['score_std'], abs=1e-3)
-    assert len(found['responses']) == 16 and found['ends']
-    rewards = [found['reward_of'](found['context'], each)[0].item() for each in found['responses']]
-    assert found['best'] == found['responses'][rewards.index(max(rewards))]
-    assert all(set(found['ends']).isdisjoint(each[:-1]) for each in found['responses'])
+        exec(code, found)
+        of_texts = found['AutoTokenizer'].from_pretrained(found['folder'], subfolder='texts')
+
+    def score(response):
+        return found['reward_of'](found['context'], response).item()
+
+    assert score(of_texts(' the fox')['input_ids']) == pytest.approx(expected['score'], abs=1e-3)
+    assert len(found['responses']) == 16
+    assert score(found['best']) == max(map(score, found['responses']))
+    (ends,) = re.findall(r'token in (\[\d.*\])\]', code)
+    assert all(set(json.loads(ends)).isdisjoint(each[:-1]) for each in found['responses'])
     again = json.loads(succeed(f'score {tmp_path}/exported {tmp_path}/text.jsonl').stdout)
     assert again['score'] == pytest.approx(expected['score'], abs=1e-3)
 

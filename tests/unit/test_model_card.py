@@ -9,28 +9,28 @@ from test_label_folder import answer_all
 
 from lm_human_preferences import storage
 from lm_human_preferences.labels.folder import LabelFolder
-from lm_human_preferences.report import model_card
+from lm_human_preferences.report import page
 from lm_human_preferences.report.run import read_run
 
 EXAMPLE = {'task__response_length': 40, 'task__policy__temperature': 0.7}
 
 
 def card_of(run, *, has_policy=True, **more):
+    """Return (text, metadata) of the card of a model in the run's directory, which it is put in."""
     from huggingface_hub import ModelCard  # here, as it takes a second to import
 
-    use = model_card.Use(has_policy=has_policy, **more)
-    card = ModelCard(model_card.card(read_run(str(run)), str(run), use))
+    directory = str(run).removesuffix('/reward_model')
+    more = {'constant': 0.0, **more}
+    page.write_card(directory, read_run(str(run)), str(run), has_policy=has_policy, **more)
+    card = ModelCard.load(f'{directory}/README.md')
     return card.text, card.data.to_dict()
 
 
 def test_what_a_card_says_to_machines(tmp_path):
-    run = write_run(tmp_path / 'run', task__policy__initial_model='org/name@abc')
-    assert card_of(run)[1] == {
-        'library_name': 'transformers',
-        'pipeline_tag': 'text-generation',
-        'tags': ['rlhf', 'ppo', 'lm-human-preferences'],
-        'base_model': 'org/name',
-    }
+    run = write_run(tmp_path / 'run')
+    tags = ['rlhf', 'lm-human-preferences']
+    kind = {'library_name': 'transformers', 'pipeline_tag': 'text-generation', 'tags': tags}
+    assert card_of(run)[1] == kind
     metadata = card_of(f'{run}/reward_model', has_policy=False, is_adapter=True)[1]
     assert metadata['pipeline_tag'] == 'text-classification' and metadata['library_name'] == 'peft'
 
@@ -41,8 +41,8 @@ def test_a_card_has_the_facts_of_the_report(tmp_path):
     text, _ = card_of(run)
     for fact in (
         '# run\n\nA language model. It was trained by PPO.',
-        '- **1,024 of 1,024 labels are simulated.** A program answered, not people.',
-        '| Response | 4 tokens |',
+        '- **1,024** labels are simulated: a program answered, not people.',
+        '| Tokens of a response | 4 |',
         '| Learned from | 1,000 |\n| Held out | 24 |',
         '| Policy | KL, nats | reward model |\n| --- | --- | --- |\n| Before | 0.00 | 0.25 |',
         '| Fraction of the possible gain |  | 71 % |',
@@ -52,8 +52,7 @@ def test_a_card_has_the_facts_of_the_report(tmp_path):
     ):
         assert fact in text, fact
     reward_card, _ = card_of(run, has_policy=False, constant=2.5)
-    assert 'Add 2.5 to each score' in reward_card
-    assert '## Results' not in reward_card and 'Add ' not in card_of(run, has_policy=False)[0]
+    assert 'Add 2.5 to' in reward_card and '## Results' not in reward_card
 
 
 def test_a_card_has_no_text_of_a_label_no_name_and_no_folder(tmp_path):
@@ -71,34 +70,32 @@ def test_a_card_has_no_text_of_a_label_no_name_and_no_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'settings, lines',
+    'settings, query, end',
     [
         (
-            {'task__query_prefix': 'P\n', 'task__query_suffix': "'S", **EXAMPLE},
-            'generate("P\\nThe beginning of a text\'S", max_new_tokens=40,\n'
-            '         do_sample=True, temperature=0.7, top_k=0, top_p=1.0, repetition_penalty=1.0,'
-            ' add_special_tokens=False)',
+            {'query_prefix': 'P\n', 'query_suffix': "'S"},
+            '"P\\nA question\'S"',
+            ', add_special_tokens=False)',
         ),
-        (
-            {'task__chat': True, **EXAMPLE},
-            "generate([{'role': 'user', 'content': 'A question'}], max_new_tokens=40,\n"
-            '         do_sample=True, temperature=0.7, top_k=0, top_p=1.0, repetition_penalty=1.0)',
-        ),
+        ({'chat': True}, "[{'role': 'user', 'content': 'A question'}]", ')'),
     ],
 )
-def test_the_lines_that_run_a_policy_sample_as_the_training_did(tmp_path, settings, lines):
-    assert lines in card_of(write_run(tmp_path / 'run', **settings))[0]
+def test_the_lines_that_run_a_policy_sample_as_the_training_did(tmp_path, settings, query, end):
+    options = {f'task__{name}': value for name, value in settings.items()}
+    options |= {'task__response_length': 40, 'task__policy__temperature': 0.7}
+    text, _ = card_of(write_run(tmp_path / 'run', **options))
+    way = 'do_sample=True, temperature=0.7, top_k=0, top_p=1.0, repetition_penalty=1.0'
+    assert f'generate({query}, max_new_tokens=40,\n         {way}{end}\n```' in text
 
 
 def test_a_model_that_does_not_belong_to_a_run(tmp_path, monkeypatch):
     """Not even where the program is started in a run."""
     write_run(tmp_path / 'run')
     monkeypatch.chdir(tmp_path / 'run')
-    text, metadata = card_of('124M')
-    assert metadata['base_model'] == 'openai-community/gpt2'
-    assert '| Its training | not recorded |' in text and 'PPO' not in text
+    page.write_card('.', read_run('124M'), '124M', has_policy=True)
+    text = (tmp_path / 'run/README.md').read_text()
+    assert 'Its training is not recorded.' in text and 'PPO' not in text
     assert read_run('reward_model').directory == read_run('.').directory
-    assert 'base_model' not in card_of(tmp_path, has_policy=False)[1]
 
 
 def test_texts_of_others_mean_nothing_in_markdown(tmp_path):
@@ -112,6 +109,6 @@ def test_texts_of_others_mean_nothing_in_markdown(tmp_path):
     for line in text.splitlines():
         assert not line.startswith('# ') or line == '# run'
     assert '<b>' not in text and '\x1b' not in text and '49' not in text and 'a\\|b' in text
-    assert model_card.escaped('a*b\n# c') == 'a\\*b \\# c'
-    assert len(model_card.escaped('x' * 10**6)) < 2100
+    assert page.escaped('a*b\n# c') == 'a\\*b \\# c'
+    assert len(page.escaped('x' * 10**6)) < 2100
     assert json.dumps(text)
