@@ -261,10 +261,17 @@ def accuracy(run: Run) -> tuple[str, str, str]:
         if right is not None:
             if effective:
                 low, high = wilson_interval(right * effective, effective)
-                interval = f'{percent(low)} to {percent(high)}'
+                interval = _ends(low, high)
             measured = of_all(round(right * total), total) if total else percent(right)
             return measured, interval, by_chance
     return NOT_MEASURED, 'none', by_chance
+
+
+def _ends(low: float, high: float) -> str:
+    """Format a 95 % interval of a fraction; (0, 1) stands for none."""
+    return (
+        'none: too few queries' if (low, high) == (0, 1) else f'{percent(low)} to {percent(high)}'
+    )
 
 
 def sure(run: Run) -> Table:
@@ -274,11 +281,11 @@ def sure(run: Run) -> Table:
     agreed = run.trainer.label_report.get('agreement', {})
     if agreed.get('raw') is not None:
         equal = of_all(round(agreed['raw'] * agreed['pairs']), agreed['pairs'])
-        interval = f'{percent(agreed["low"])} to {percent(agreed["high"])}'
+        interval = _ends(agreed['low'], agreed['high'])
         question = 'Two labellers agree about a question'
         rows.append((question, equal, interval, percent(agreed['chance'])))
     for each in run.comparisons:
-        interval = f'{percent(each["low"])} to {percent(each["high"])}'
+        interval = _ends(each['low'], each['high'])
         question = f'People prefer it to {short(each["against"])}'
         rows.append((question, of_all(each['wins'], each['n']), interval, '50 %'))
     if run.policy is not None and not run.evaluation:

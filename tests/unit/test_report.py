@@ -363,3 +363,17 @@ def test_a_chart_has_the_colours_of_the_page_and_no_style_for_all_of_it(tmp_path
     assert 'a $x^2$ &lt;b&gt;' in both and 'dashed' not in both
     reward_training = read(write_run(tmp_path / 'other', 'train_reward'))
     assert page.training_chart({'other': reward_training}) == ''
+
+
+def test_few_queries_have_no_interval(tmp_path):
+    run, folder = write_run(tmp_path / 'run'), tmp_path / 'labels'
+    make_folder(folder, 3, labellers=3)
+    for name in ('anna', 'bob', 'carl'):
+        with Labeller(LabelFolder(str(folder)), name) as labeller:
+            for _ in range(3):
+                labeller.answer(labeller.next_question(), 0, 1.0)
+    write_learned(
+        run, source=str(folder), found=3, answers=dict.fromkeys(('anna', 'bob', 'carl'), 3)
+    )
+    row = rows_of(facts.sure(read(run)))['Two labellers agree about a question']
+    assert row[:2] == ('9 of 9', 'none: too few queries')
