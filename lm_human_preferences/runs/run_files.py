@@ -7,6 +7,8 @@ import os
 import re
 from collections.abc import Iterable
 
+from lm_human_preferences.checkpointing import names
+
 SIZES = 'hparams.json'  # sizes of a model that this program or the original has saved
 RECORD = 'run.json'  # record of a run, see run_record
 LOCK = 'lock'  # names the process that is writing the run
@@ -34,9 +36,15 @@ TOKENISER_FILES = (
     GENERATION_CONFIG,
 )
 _ANSWERS = rf'{ANSWERS}/({LABELLER.pattern})\.jsonl'
+_TOKENISER = '|'.join(map(re.escape, TOKENISER_FILES))
+_LABEL_FILES = rf'({"|".join(map(re.escape, (TASK, QUESTIONS, USED)))}|{_ANSWERS}|{_TOKENISER})'
 ADAPTER = 'adapter.json'  # names the base, and the options, of a network saved as adapters
-BASE = 'base'  # folder with a copy of the model that adapters are added to
 FROZEN_HEAD = 'frozen_head.safetensors'  # file of a head, in its reward model's folder
+# files beside the weights of a network
+_MODEL_FILES = (
+    rf'{re.escape(SIZES)}|config\.json|{re.escape(ADAPTER)}|encoding|{_TOKENISER}'
+    rf'|{re.escape(FROZEN_HEAD)}'
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +76,11 @@ class CommandFiles:
     def pattern(self) -> str:
         """Return a regular expression for all files that the command writes."""
         member = _MEMBER if self.has_members else ''
-        folders = rf'({self.network}|{self.events}){member}/.+'
-        return '|'.join(filter(None, [re.escape(self.settings), folders, self.more]))
+        network = f'{self.network}{member}'
+        files = [re.escape(self.settings), f'{network}/({_MODEL_FILES})']
+        files.append(rf'{self.events}{member}/events\.out\.tfevents\..*')
+        files.append(f'{network}/({CHECKPOINTS}|{self.to_resume})/{names.ANY_FILE}')
+        return '|'.join(filter(None, [*files, self.more]))
 
     def member_files(self, number: int) -> CommandFiles:
         """Return the files of the ensemble's model `number`, counted from 0."""
@@ -99,7 +110,7 @@ POLICY = CommandFiles(
     'train_policy',
     network='policy',
     events='tb/ppo',
-    more=f'{LABELS}/.+|{re.escape(SAMPLES)}|{re.escape(FUNCTION)}',
+    more='|'.join([f'{LABELS}/{_LABEL_FILES}', *map(re.escape, (SAMPLES, FUNCTION))]),
 )
 COMMANDS = {files.command: files for files in (REWARD, POLICY)}
 

@@ -285,10 +285,12 @@ def test_a_restart_by_the_launcher_loses_nothing(finished, monkeypatch):
 
 
 def test_overwrite_deletes_its_own_files_only(tmp_path):
-    """What is in the folders of its networks and their logs; not what is beside them."""
+    """Files of others stay, also in the folders of its networks and their logs."""
     argv = words('train_reward', tmp_path)
     succeed(argv)
-    names = 'notes tb/mine policy/hparams.json reward_model_x other/train_reward_hparams.json'
+    names = 'notes tb/mine reward_model/checkpoints/model.ckpt.index.bak policy/hparams.json'
+    names += ' reward_model/x.part reward_model_x tb/reward_model/mine'
+    names += ' other/train_reward_hparams.json'
     mine = [tmp_path / 'run' / name for name in names.split()]
     for path in mine:
         path.parent.mkdir(exist_ok=True)
@@ -297,9 +299,9 @@ def test_overwrite_deletes_its_own_files_only(tmp_path):
     left.parent.mkdir()
     left.write_text('half')
     succeed([*argv, '--overwrite', '--run.seed', '2'])
-    assert [path.read_text() for path in mine] == ['mine'] * 5
+    assert [path.read_text() for path in mine] == ['mine'] * len(mine)
     assert not left.exists()
-    assert len(list((tmp_path / 'run/tb/reward_model').iterdir())) == 1
+    assert len(list((tmp_path / 'run/tb/reward_model').glob('events.*'))) == 1
 
 
 def test_a_policy_beside_its_reward_model(finished, tmp_path):

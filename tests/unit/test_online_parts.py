@@ -375,6 +375,8 @@ def test_a_run_owns_its_labels():
     pattern = run_files.written_by(['train_policy'])
     for name in ('task.json', 'questions.jsonl', 'used.jsonl', 'answers/anna.jsonl'):
         assert pattern.fullmatch(f'labels/{name}')
+    for name in ('answers/a b.jsonl', 'answers/anna.json', 'notes.txt'):
+        assert not pattern.fullmatch(f'labels/{name}')
     assert not run_files.written_by(['train_reward']).fullmatch('labels/task.json')
 
 
