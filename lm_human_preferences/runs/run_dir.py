@@ -35,6 +35,8 @@ def check_directory(directory: str) -> None:
                     f'--save_dir: {path} is a link to a folder outside of the run, in which files'
                     ' would be written and deleted: put the folder itself in its place'
                 )
+    if danger := storage.open_to_others(directory):
+        raise UserError(f'--save_dir: {danger}: give a directory below one of your own')
 
 
 def own_files(hparams: Training) -> list[str]:
@@ -144,7 +146,7 @@ def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[Callable[[], None] |
                 refuse_existing(hparams)
             for path in own_files(hparams):
                 if path.endswith('.part'):
-                    os.remove(path)
+                    storage.remove(path)
             if storage.is_remote(save_dir):
                 from lm_human_preferences.runs import uploads
 

@@ -25,6 +25,7 @@ from lm_human_preferences.storage.files import (
     open_locked,
     open_nofollow,
     open_private,
+    open_to_others,
     sync_directory,
     write_bytes,
     write_file,

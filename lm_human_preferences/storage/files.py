@@ -209,6 +209,30 @@ def local_files(directory: str, pattern: re.Pattern[str]) -> list[str]:
     return sorted(filter(pattern.fullmatch, names))
 
 
+def open_to_others(path: str) -> str | None:
+    """Return why other users could replace the file or folder at `path`; None if they cannot.
+
+    They can if everybody may write to it or to a folder above it, or if one of these belongs to
+    another user and is in a folder like /tmp. Owners of folders elsewhere, groups, and mounts of
+    root or of this user are trusted.
+    """
+    for end in dict.fromkeys((Path(os.path.abspath(path)), Path(os.path.realpath(path)))):
+        is_shared = False
+        for part in filter(os.path.lexists, [*reversed(end.parents), end]):
+            state = part.lstat()
+            is_foreign = state.st_uid not in (0, os.geteuid())
+            if is_foreign and is_shared:
+                return f'{part} belongs to another user, who could replace what is in it'
+            if stat.S_ISLNK(state.st_mode) or not state.st_mode & stat.S_IWOTH:
+                continue
+            is_sticky = bool(state.st_mode & stat.S_ISVTX)
+            # Mounts are no problem: volumes of containers are open to all.
+            if is_foreign or not (is_sticky or os.path.ismount(part)):
+                return f'everybody may write to {part}, and replace what is in it'
+            is_shared = is_shared or is_sticky
+    return None
+
+
 def free_bytes(directory: str) -> int:
     """Return the free bytes on the disk of a directory, which need not exist yet."""
     return shutil.disk_usage(existing_part(directory)).free
