@@ -329,7 +329,7 @@ def source_of_run(settings: HParams, run: str, function: str | None) -> RewardSo
 
 def _is_here(name: str) -> bool:
     """Return whether no download is needed to look for a reward model."""
-    return storage.is_model_here(storage.model_path(name) or name)
+    return storage.is_here(storage.model_path(name) or name)
 
 
 def _without_values(initial_model: TrainedModel) -> rewards.Scorer:

@@ -14,12 +14,14 @@ from lm_human_preferences.errors import os_errors_as
 from lm_human_preferences.storage.blobs import cached_path
 from lm_human_preferences.storage.paths import StorageError
 
+STANDARD_INPUT = '-'  # path that stands for it
 TABLES = ('.csv', '.tsv')  # endings of their names
 
 
 def read_text(path: str) -> str:
     """Return the text of a local or remote UTF-8 file, with every line end as \\n.
 
+    path: '-' stands for standard input.
     A byte order mark, as programs on Windows write it, is left out: JSON does not allow it.
     """
     text = _decoded(_read(path), path)
@@ -33,8 +35,9 @@ def read_whole_lines(path: str) -> str:
 
 
 def _read(path: str) -> bytes:
+    source = 0 if path == STANDARD_INPUT else cached_path(path)
     error = os_errors_as(f'{path} cannot be read', kind=StorageError)
-    with error, open(cached_path(path), 'rb') as file:
+    with error, open(source, 'rb', closefd=source != 0) as file:
         return file.read()
 
 

@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import hashlib
 import re
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,7 +58,7 @@ def read(path: str) -> list[tuple[str, dict[str, Any]]]:
         raise UserError(f'{path} is Parquet, which is not read: convert it to JSON lines or CSV')
     if storage.is_table(path):
         return [*storage.read_table(path)]
-    text = sys.stdin.read() if path == '-' else storage.read_text(path)
+    text = storage.read_text(path)
     if text.lstrip().startswith('['):
         records = storage.parse_json(text, path)
         found = [(f'{path}, label {index}', record) for index, record in enumerate(records)]
