@@ -110,7 +110,8 @@ def test_what_is_made_of_a_file_of_queries_is_told_once(tmp_path, words):
     lines = succeed(f'{words} {given}').output.splitlines()
     (first,) = [number for number, line in enumerate(lines) if 'Queries are from' in line]
     assert 'x.jsonl' in lines[first] and '1 of 2 texts' in lines[first]
-    assert [line.rpartition(" '.': ")[2] for line in lines[first + 1 : first + 3]] == ['1', '1']
+    cut = '  cut by --task.start_text, --task.end_text or --task.query_length: 1'
+    assert lines[first + 1] == cut and lines[first + 2].endswith(': 1')
 
 
 def test_samples_of_the_original_have_their_score_and_kl(capsys):
