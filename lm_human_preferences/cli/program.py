@@ -158,9 +158,10 @@ class Command(click.Command):
                 records[param.name] = record
         for heading, fields in sections(self.fields).items():
             with formatter.section(heading):
-                formatter.write_dl([records.pop(_identifier(key)) for key in fields])
+                formatter.write_dl([records[_identifier(key)] for key in fields])
         with formatter.section('Help'):
-            formatter.write_dl(list(records.values()))
+            own = {_identifier(key) for key in self.fields}
+            formatter.write_dl([records[name] for name in records if name not in own])
 
 
 def _click_option(key: str, field: dataclasses.Field) -> click.Option:
@@ -170,7 +171,7 @@ def _click_option(key: str, field: dataclasses.Field) -> click.Option:
         [f'--{key}', _identifier(key)],
         metavar=value_text(field),
         help=f'{field.metadata.get("help") or ""}  {remark}',
-        hidden=_is_hidden(key, field),
+        hidden=field.metadata.get('help', '') is None,  # completion in the shell has the others
     )
 
 

@@ -446,6 +446,7 @@ def test_help_among_other_words(words):
     [
         ('tr', ['train_policy', 'train_reward']),
         ('train_policy sentiment nm --ppo.cliprange_', ['--ppo.cliprange_value']),
+        ('train_policy x y --rewards.train_new_model.lr', ['--rewards.train_new_model.lr']),
     ],
 )
 def test_shell_completion(words, completions):
