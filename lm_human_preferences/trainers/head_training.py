@@ -73,7 +73,9 @@ def fit(
     others = torch.cat(comm.all_gather_object(_sampled(phase, reference, comm)))
     subjects = subjects_of(labels, label_type, reference.encoder)
     fitted = fit_head(features, labels, label_type, others, subjects)
-    return fitted._replace(head=_normalized(phase, fitted.head, others, may_be_constant))
+    head = _normalized(phase, fitted.head, others, may_be_constant)
+    comm.broadcast_(vars(head).values())  # with other threads, the last digits may differ
+    return fitted._replace(head=head)
 
 
 def _features_of_labels(
