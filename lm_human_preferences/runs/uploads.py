@@ -16,7 +16,7 @@ from lm_human_preferences import shell, storage
 from lm_human_preferences.checkpointing import names
 from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.runs import run_record
-from lm_human_preferences.runs.run_files import RECORD
+from lm_human_preferences.runs.run_files import EVALUATION, RECORD
 from lm_human_preferences.utils.logging import announce
 
 
@@ -46,7 +46,7 @@ def upload(url: str, directory: str, pattern: re.Pattern[str]) -> None:
     """Upload changed files that match `pattern`, and delete files that are gone here.
 
     Settings are uploaded before checkpoints, and the lists of checkpoints last, so that an error at
-    any point leaves the listed checkpoints whole.
+    any point leaves the listed checkpoints whole. Evaluations and reports in the store are kept.
     """
     found = storage.listing(url)
     remote = {path: found[path] for path in found if pattern.fullmatch(path)}
@@ -68,7 +68,8 @@ def upload(url: str, directory: str, pattern: re.Pattern[str]) -> None:
         with open(os.path.join(directory, path), 'rb') as file:
             storage.write(storage.join(url, path), file)
     for path in sorted(remote, key=_order, reverse=True):
-        if path not in local and _stem(path) not in listed:
+        is_kept = _stem(path) in listed or re.fullmatch(EVALUATION, path)
+        if path not in local and not is_kept:
             storage.remove(storage.join(url, path))
 
 

@@ -258,6 +258,7 @@ def test_a_run_that_was_copied_to_the_store_goes_on(store, tmp_path):
 def test_overwrite(store, monkeypatch, tmp_path):
     succeed(f'{DIRECT} 192')
     mine = ('run/notes.txt', 'run/policy/notes.txt', 'run2/train_policy_hparams.json')
+    mine += ('run/evaluation.json', 'run/report.html')
     store.update(dict.fromkeys(mine, b'mine'))
     succeed(f'{DIRECT} 64 --overwrite')
     assert listed(store) == ['model.ckpt-1'] and sum('model.ckpt' in name for name in store) == 3
