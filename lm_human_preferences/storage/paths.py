@@ -5,7 +5,7 @@ import re
 import tempfile
 import urllib.parse
 
-from lm_human_preferences.errors import UserError, os_errors_as
+from lm_human_preferences.errors import UserError, about_option, os_errors_as
 
 PUBLIC = 'openaipublic'  # account of the original's published files, which never change
 HUB = 'hf://'  # prefix of paths of the Hugging Face hub (hub.py)
@@ -150,4 +150,5 @@ def staging_dir(directory: str) -> str:
     """Return `directory`, or if it is remote, the local folder where a run's files are staged."""
     if not is_remote(directory):
         return directory
-    return os.path.join(cache_root(), 'to-upload', Blob(join(directory)).relative_path)
+    with about_option('--save_dir', StorageError):
+        return os.path.join(cache_root(), 'to-upload', Blob(join(directory)).relative_path)

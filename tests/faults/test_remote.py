@@ -312,7 +312,7 @@ def test_what_is_wrong_is_told_at_once(server, store, blobs, monkeypatch):
     server.faults.clear()
     missing = "No such file or container/account does not exist: 'az://private/nowhere/run/access'"
     assert missing in error('az://private/nowhere')
-    assert 'give a local path, az:' in error(f'{STORE}/a*')
+    assert error(f'{STORE}/a*').startswith(f"--save_dir '{STORE}/a*/run': give a local path, az:")
     monkeypatch.setenv('LMHP_OFFLINE', '1')
     assert 'LMHP_OFFLINE=1' in error()
     monkeypatch.delenv('LMHP_OFFLINE')
