@@ -83,7 +83,12 @@ class ChatTemplate(Contexts):
         """Render messages as text, by apply_chat_template's `settings`; UserError if that fails."""
         try:
             return render(self.encoder.own, dialogue, **settings)
-        except (TemplateError, ValueError) as e:  # ValueError: there is none
+        except ValueError as e:
+            raise UserError(
+                '--task.chat: the model has no default chat template: use a chat model, or leave'
+                ' --task.chat off'
+            ) from e
+        except TemplateError as e:
             raise UserError(f'--task.chat: the chat template of the model fails: {e}') from e
 
     def _context(self, query: tuple[int, ...]) -> list[int]:

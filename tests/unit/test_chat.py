@@ -138,7 +138,7 @@ def test_contexts_have_one_length(tmp_path):
 def test_where_the_template_is(tmp_path):
     encoder = encoder_of(tmp_path, template=None)
     for place, told in [
-        (encoder, 'fails: Cannot use chat template'),
+        (encoder, 'has no default chat template: use a chat model, or leave --task.chat off'),
         (encodings.Test, 'has no'),
     ]:
         place = place.get_encoder() if place is encodings.Test else place
