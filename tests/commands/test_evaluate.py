@@ -105,6 +105,23 @@ def test_a_share_from_samples_is_the_true_one_though_half_the_queries_have_none(
         assert 0.001 < width < 0.01
 
 
+@pytest.mark.parametrize('chance', [0.01, 0.3])
+def test_the_best_of_n_of_samples_with_ties_is_the_true_one(chance):
+    """A reward is 1 with this chance, and else 0; the policy raises it to .6."""
+    torch.manual_seed(0)
+    chances = torch.tensor([chance, 0.6]).repeat_interleave(64)
+    rewards = (torch.rand(400, 128) < chances).double()
+    log_ratios = torch.where(rewards == 1, 0.6 / chance, 0.4 / (1 - chance)).log()
+    points = comparison.compare_samples(*optimum.mixture(log_ratios), rewards, None)
+    for n in report.BEST_OF:
+        none = (1 - chance) ** n
+        kl = (1 - none) * math.log((1 - none) / chance) + none * math.log(none / (1 - chance))
+        found = comparison.summarize(points, with_errors=True)[f'best_of_{n}']
+        assert found['reward'] == pytest.approx(1 - none, rel=0.03)
+        assert found['kl'] == pytest.approx(kl, rel=0.03)
+        assert found['share'] == pytest.approx(1, abs=1e-3)  # no policy is better at its KL
+
+
 def test_the_error_of_a_share_is_that_of_queries_of_two_kinds():
     """The policy goes as far on queries that have nothing to gain: E[s] / E[s^2]^(1/2) = .707."""
     torch.manual_seed(0)

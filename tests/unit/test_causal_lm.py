@@ -120,7 +120,8 @@ def test_a_longer_context_by_longrope_is_not_used():
 @pytest.mark.parametrize(
     'config, told',
     [
-        ({'model_type': 'rwkv'}, 'does not describe a model that transformers can make'),
+        ({'model_type': 'mamba'}, 'the family mamba are not supported: they have no attention'),
+        ({'model_type': 'rwkv'}, 'the family rwkv are not supported: they have no attention'),
         (
             {'model_type': 'gemma3', 'text_config': {'num_hidden_layers': 2}},
             r'is of a multimodal model \(gemma3\): only .* is taken, as gemma3_text is',

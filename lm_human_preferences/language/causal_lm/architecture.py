@@ -89,7 +89,7 @@ class CausalLM:
 
 
 def _check_kind(content: Any, path: str) -> None:
-    """Raise UserError unless a config.json is of a model of texts alone."""
+    """Raise UserError unless a config.json is of a model of texts alone, with attention."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     config = config_of(content, path)
@@ -102,6 +102,11 @@ def _check_kind(content: Any, path: str) -> None:
         raise UserError(
             f'{path} is of a multimodal model ({config.model_type}): only a model of texts alone is'
             f' taken, as {text.model_type} is; use one that was published as such'
+        )
+    if not getattr(config, 'num_attention_heads', None):
+        raise UserError(
+            f'{path}: models of the family {config.model_type} are not supported: they have no'
+            ' attention, so their positions cannot be set from outside, as padding needs'
         )
 
 
