@@ -53,10 +53,6 @@ class Encoder(ABC):
         """Return an encoder that omits special tokens when it decodes; self if there are none."""
         return self
 
-    def spells_special(self, *texts: str) -> bool:
-        """Return whether a text spells a special token, which `encode` reads as letters."""
-        return any(spelled in text for spelled in self.special.values() for text in texts)
-
     def own_ends(self) -> frozenset[int]:
         """Return the tokens with which the model ends a text."""
         return frozenset() if self.eot_token is None else frozenset([self.eot_token])
