@@ -69,6 +69,16 @@ def truncate_tokens(hparams: TaskHParams, encoder: Encoder | None) -> frozenset[
     return ends
 
 
+def end_notes(hparams: TaskHParams, encoder: Encoder) -> list[str]:
+    """Return a note on the tokens that end a response; UserError if --task.stop finds none."""
+    if not hparams.stops:
+        return []
+    ends = sorted(truncate_tokens(hparams, encoder) or ())
+    spelled = ', '.join(f'{encoder.decode([token])!r} ({token})' for token in ends[:8])
+    more = f' and {len(ends) - 8} more' if len(ends) > 8 else ''
+    return [f'A response ends with {spelled}{more}, or after {hparams.response_length} tokens']
+
+
 def policy_settings(hparams: TaskHParams, encoder: Encoder) -> dict[str, Any]:
     """Return the keyword arguments of Policy that the task decides."""
     is_among = _is_among(truncate_tokens(hparams, encoder)) if hparams.stops else None

@@ -43,8 +43,9 @@ def sizes_of(plan: Plan, sizes: Sizes, create: Callable[[Iterable[str]], Network
 
 
 def check_queries(plan: Plan, encoder: Encoder) -> list[str]:
-    """Return notes on the texts of a user's own file; UserError if they cannot be used."""
-    notes = lm_tasks.query_notes(plan.settings.task, encoder, 'train')
+    """Return notes on ends and on a user's own file of texts; UserError if it cannot be used."""
+    notes = lm_tasks.end_notes(plan.settings.task, encoder)
+    notes += lm_tasks.query_notes(plan.settings.task, encoder, 'train')
     if plan.policy is not None and plan.policy.run.is_evaluated:
         lm_tasks.query_notes(plan.settings.task, encoder, 'test')  # the evaluation shows them
     return notes

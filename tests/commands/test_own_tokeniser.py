@@ -124,12 +124,13 @@ def test_a_policy_learns_to_chat(tmp_path, queries, chat_model, contexts):
         'def score(queries, responses):\n    return [len(each) for each in responses]'
     )
     function = f'--rewards.function {reward}:score'
-    succeed(
+    started = succeed(
         f'train_policy chat run --mpi 1 --save_dir {tmp_path} --task.policy.initial_model'
         f' {chat_model} --task.query_dataset {queries} --task.query_length 40'
         f' --task.policy.temperature 0.7 --task.response_length 20 --ppo.total_episodes 64'
         f' {function}'
     )
+    assert f'A response ends with {END!r} (0), or after 20 tokens' in started.stdout
     assert set(contexts) == {RENDERED}
     contexts.clear()
     printed = succeed(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from ranks import need, on_ranks
 from tiny_causal_lms import save, tiny
-from tiny_tokenisers import write_byte_level
+from tiny_tokenisers import END, write_byte_level
 from trainers import learner_with, rollout_of
 
 from lm_human_preferences import lm_tasks, ppo, train_policy
@@ -289,11 +289,15 @@ def test_ends_are_those_of_the_model_and_in_a_chat_those_of_its_template(tmp_pat
     assert lm_tasks.truncate_tokens(task(stop=True, truncate_token=3), encoder) == {3}
 
 
-def test_where_nothing_ends_a_response_the_options_are_named():
+def test_what_was_found_is_named_and_where_nothing_is_the_options(tmp_path):
+    encoder = encoder_of(tmp_path)
+    (note,) = lm_tasks.end_notes(task(chat=True), encoder)
+    assert note == f"A response ends with {END!r} (0), '<s>' (1), or after 4 tokens"
+    assert lm_tasks.end_notes(task(chat=True, stop=False), encoder) == []
     without = encodings.Reviews.get_encoder()
     with pytest.raises(UserError, match=r'^--task.stop: .*give --task.truncate_text, or .* off$'):
         own = lm_tasks.PolicyHParams(initial_model='x')
-        lm_tasks.truncate_tokens(task(stop=True, policy=own), without)
+        lm_tasks.end_notes(task(stop=True, policy=own), without)
 
 
 def test_an_end_before_truncate_after_does_not_count(tmp_path):
