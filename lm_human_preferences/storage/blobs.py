@@ -174,7 +174,10 @@ def _connected(path: str) -> Iterator[tuple[Blob, Context]]:
 
 @functools.lru_cache
 def _make_client(account: str, container: str) -> Context:
-    """Make a client with few retries and the user's proxy; the public account is anonymous."""
+    """Make a client with few retries and the user's proxy; the public account is anonymous.
+
+    An error of urllib3 says within seconds that the server cannot be reached.
+    """
     import blobfile
     import urllib3
 
@@ -184,6 +187,10 @@ def _make_client(account: str, container: str) -> Context:
     proxy = getproxies().get('https')
     if proxy:
         pool = urllib3.proxy_from_url(proxy, maxsize=MAX_CONNECTIONS)
+    # Asked once: blobfile would try a network that does not answer again and again.
+    host = f'https://{account}.blob.core.windows.net/{container}'
+    with contextlib.suppress(urllib3.exceptions.ProtocolError, urllib3.exceptions.ReadTimeoutError):
+        pool.request('HEAD', host, retries=False, timeout=CONNECT_TIMEOUT)
     return blobfile.create_context(
         retry_limit=RETRIES,
         connect_timeout=CONNECT_TIMEOUT,
