@@ -182,7 +182,7 @@ def test_a_killed_download_starts_again(server, cache, blobs):
     first = child(server, BASE + '/big')
     eventually(lambda: any(name.endswith('.part') for name in files(cache)), 120)
     second = child(server, BASE + '/big')
-    eventually(lambda: server.count('HEAD') == 2, 120)
+    eventually(lambda: server.count('HEAD', 'big') == 2, 120)
     first.send_signal(signal.SIGKILL)
     first.communicate()
     server.faults.clear()
