@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.errors import option_renamed
+from lm_human_preferences.errors import about_option, option_renamed
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.folder import TRAIN, VALIDATION, LabelFolder
 from lm_human_preferences.labels.held_out import Rewards, parted, predict
@@ -40,7 +40,8 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
     }
     found: dict[str, Any] = {'run': run, 'held_out_share': fraction}
     for name, labels in splits.items():
-        prediction = predict(rewards_by(model), labels, folder.label_type, BATCH, Comm())
+        with about_option(f'--reward {run}:'):
+            prediction = predict(rewards_by(model), labels, folder.label_type, BATCH, Comm())
         if prediction is None:
             found[name] = None
             continue

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lm_human_preferences.checkpointing.names import VariableNames
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.attention import (
     BlockInputs,
     Rows,
@@ -277,11 +278,11 @@ class Network(nn.Module, ABC):
         return tokens * mask, mask
 
     def check_positions(self, mask: torch.Tensor) -> None:
-        """Raise ValueError if a row of `mask (..., length)` has more tokens than n_ctx."""
+        """Raise UserError if a row of `mask (..., length)` has more tokens than n_ctx."""
         before_last = mask[..., :-1].cpu().numpy().sum(-1)
         longest = int(before_last.max(initial=0)) + 1
         if longest > self.sizes.n_ctx:
-            raise ValueError(
+            raise UserError(
                 f"{longest} tokens are more than the model's context of {self.sizes.n_ctx}"
             )
 

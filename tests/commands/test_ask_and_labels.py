@@ -16,6 +16,7 @@ import launch
 import sample
 from lm_human_preferences.commands import ask as asking
 from lm_human_preferences.commands.advice import training_command
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.hparams.reward_options import LabelHParams
 from lm_human_preferences.labels import label_files
@@ -260,6 +261,13 @@ def test_what_a_reward_model_has_learned_is_no_test_of_it(answered, run, tmp_pat
     report, printed = report_of(answered, tmp_path, f'--reward {tmp_path}/const.py:score')
     assert report['reward']['trained_on']['accuracy'] == 1 / 4  # all are equally good
     assert 'others: as the labeller in 25.0 % of 7 labels (no interval' in printed
+
+
+def test_a_reward_model_whose_context_is_too_small_is_named(tmp_path, run):
+    folder = make_folder(tmp_path / 'f', task={'task': {**TASK['task'], 'query_length': 8}})
+    answer(tmp_path / 'f', 'anna', {0: 1})
+    with pytest.raises(UserError, match=rf"^--reward {run}: \d+ tokens are more than the model's"):
+        reward_on_labels.report(LabelFolder(folder.path), str(run))
 
 
 def test_win_rate(tmp_path):
