@@ -15,13 +15,12 @@ from tiny_tokenisers import write_byte_level
 
 from lm_human_preferences import label_types
 from lm_human_preferences.commands.texts import score
-from lm_human_preferences.datasets.reviews import WORDS
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.texts import records, tokenise
 from lm_human_preferences.labels.texts.records import TextLabel
-from lm_human_preferences.labels.texts.token_ids import as_texts, preferences
+from lm_human_preferences.labels.texts.token_ids import preferences
 from lm_human_preferences.language import encodings, tokenisers
 from lm_human_preferences.runs.run_files import LABELLER
 
@@ -54,9 +53,9 @@ def parsed(record, where='here'):
             {'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': 1, 'more': None},
             TextLabel('a', ('b', 'c'), 1),
         ),
-        ({'prompt': 'Why?', 'chosen': 'Because.', 'rejected': 'No.'}, pair('Why?')),
+        # an explicit prompt is the prompt, whatever responses begin with
+        ({'prompt': 'Be', 'chosen': 'Because.', 'rejected': 'Best.'}, pair('Be', rejected='Best.')),
         # chat messages: with the prompt apart, in both dialogues, or both
-        ({'prompt': [USER], 'chosen': [GOOD], 'rejected': [BAD]}, pair('Why?')),
         ({'prompt': 'Why?', 'chosen': [USER, GOOD], 'rejected': [USER, BAD]}, pair('Why?')),
         (
             {'prompt': [*HELLO, USER], 'chosen': [GOOD], 'rejected': [BAD]},
@@ -71,11 +70,6 @@ def parsed(record, where='here'):
         (
             {'chosen': f'{DIALOGUE} Because.', 'rejected': f'{DIALOGUE} No.'},
             pair(DIALOGUE, ' Because.', ' No.'),
-        ),
-        # an explicit prompt is the prompt, whatever responses begin with
-        (
-            {'prompt': 'Hello', 'chosen': 'Hello! How are you?', 'rejected': 'Hello.'},
-            pair('Hello', 'Hello! How are you?', 'Hello.'),
         ),
     ],
 )
@@ -95,7 +89,6 @@ PARTS = [{'type': 'text', 'text': 'Be'}, {'type': 'text', 'text': 'cause.'}]
     [
         # a message of the system in a column of its own
         ({'system': 'Be short.', 'prompt': 'Why?', 'chosen': 'Because.', 'rejected': 'No.'}, ASKED),
-        ({'system': 'Be short.', 'chosen': [USER, GOOD], 'rejected': [USER, BAD]}, ASKED),
         (
             {'system': 'Be short.', 'prompt': [SYSTEM, USER], 'chosen': [GOOD], 'rejected': [BAD]},
             ASKED,
@@ -103,7 +96,6 @@ PARTS = [{'type': 'text', 'text': 'Be'}, {'type': 'text', 'text': 'cause.'}]
         # the prompt, or its last turns, once more
         ({'prompt': [SYSTEM, USER], 'chosen': [USER, GOOD], 'rejected': [USER, BAD]}, ASKED),
         ({**IN_MESSAGES, 'prompt': [{**USER, 'content': 'Why? '}]}, 'Why? '),
-        ({**IN_MESSAGES, 'rejected': [{**USER, 'content': 'Why?\n'}, BAD]}, 'Why?'),
         # contents in parts, a message that is not a list, and roles of ShareGPT
         ({'prompt': USER, 'chosen': {**GOOD, 'content': PARTS}, 'rejected': BAD}, 'Why?'),
         ({'prompt': {**USER, 'role': 'Human'}, 'chosen': [GOOD], 'rejected': [BAD]}, 'Why?'),
@@ -133,23 +125,18 @@ def test_a_query_may_have_the_names_that_people_use(name):
     'record, message',
     [
         ({**ANSWERS, 'instruction': 'Add.', 'input': '2+2'}, "'instruction' and 'input'"),
-        ({**ANSWERS, 'context': 'what is 2+2'}, "field 'prompt' is missing"),
         ({**WHOLE, 'prompt': 'Why?'}, 'whole transcripts, which hold the query, beside the field'),
         ({**IN_MESSAGES, 'prompt': 'Who?'}, "another query than the field 'prompt'"),
         (
             {'prompt': [SYSTEM, {**USER, 'content': 'a\n\nassistant: b'}], **ANSWERS},
             'these messages cannot be told apart as a text',
         ),
-        (
-            {'chosen': {'from': 'gpt', 'value': 'a'}, 'rejected': {'from': 'gpt', 'value': 'b'}},
-            'must both be texts, or lists of messages',
-        ),
         ({'chosen': [USER, GOOD], 'rejected': [USER, GOOD, USER]}, 'ends with a turn of the user'),
         ({'prompt': 'a', 'chosen': [{**GOOD, 'role': 'bot'}], 'rejected': [BAD]}, "role 'bot'"),
         # a message of the system would be lost, or a text of the user would be another's turn
         ({**ANSWERS, 'prompt': 'a', 'system': PARTS}, "'system' is a list: it must be a text"),
         ({**ANSWERS, 'prompt': 'a', 'system': 'b', 'system_prompt': 'c'}, 'two messages of'),
-        # lists of messages as libraries write them into tables, and as JSON in JSON
+        # lists of messages as libraries write them into tables
         (
             {'prompt': 'a', 'chosen': str([USER, GOOD]), 'rejected': str([USER, BAD])},
             "'chosen' is a",
@@ -167,7 +154,7 @@ def test_a_query_that_is_not_understood_is_refused(record, message):
 @pytest.mark.parametrize(
     'labeller, name',
     [
-        *((' ', None), (math.nan, None), (1, '1'), (1.0, '1'), ('1.0', '1'), (' anna', 'anna')),
+        *((' ', None), (math.nan, None), (1.0, '1'), ('1.0', '1'), (' anna', 'anna')),
         ('a@b.c', f'a-b-c-{hashlib.sha256(b"a@b.c").hexdigest()[:8]}'),
     ],
 )
@@ -181,9 +168,8 @@ def test_a_label_may_have_an_id():
     record = {'prompt': 'a', 'chosen': 'b', 'rejected': 'c'}
     for id, read in ((7, 7), ('a-7', 'a-7'), ('', None), (math.nan, None)):
         assert records.parse({**record, 'id': id}, 'here', PAIRS).id == read
-    for id in (True, 1.5, [1]):
-        with pytest.raises(UserError, match="^here, field 'id' must be a whole number or a text"):
-            records.parse({**record, 'id': id}, 'here', PAIRS)
+    with pytest.raises(UserError, match="^here, field 'id' must be a whole number or a text"):
+        records.parse({**record, 'id': 1.5}, 'here', PAIRS)
 
 
 def bytes_of(tmp_path):
@@ -199,7 +185,6 @@ LEFT_OUT = [
     {'prompt': 'a', 'chosen': [GOOD], 'rejected': [CALL]},
     {'prompt': 'a', 'chosen': [IMAGE], 'rejected': [BAD]},
     {'prompt': 'a', 'chosen': '\u200b', 'rejected': 'b'},
-    {'prompt': 'a', 'chosen': 'b', 'rejected': 'b'},
     {'prompt': 'a', 'chosen': f'{"b" * 90}c', 'rejected': f'{"b" * 90}d'},  # once they are cut
 ]
 
@@ -217,16 +202,11 @@ def test_what_cannot_be_used_is_left_out_and_counted(record, tmp_path):
 def test_fields_that_are_not_read_are_named_once_with_their_records(tmp_path):
     plain = {'prompt': 'Why?', 'chosen': 'Because.', 'rejected': 'No.'}
     found = [
-        {**plain, 'margin': 1.5, 'images': [], 'tools': [{'name': 'f'}]},
-        {**plain, 'margin': 0, 'weight': None, 'score': math.nan},
-        {'query': 'Why?', 'sample0': 'a', 'sample1': 'b', 'best': 0, 'score_chosen': 2, 'id': 3},
+        ('here', {**plain, 'margin': 1.5, 'images': [], 'tools': [{'name': 'f'}]}),
+        ('here', {**plain, 'margin': 0, 'weight': None, 'score': math.nan, 'id': 3}),
     ]
-    _, notes = tokenise.tokenise(
-        [('here', each) for each in found], hparams(query=40, response=40), bytes_of(tmp_path)
-    )
-    assert notes[-1] == (
-        'Not read, with the number of records that have it: margin (2), score_chosen (1), tools (1)'
-    )
+    _, notes = tokenise.tokenise(found, hparams(query=40, response=40), bytes_of(tmp_path))
+    assert notes[-1].endswith('records that have it: margin (2), tools (1)')
 
 
 @pytest.mark.parametrize(
@@ -236,11 +216,9 @@ def test_fields_that_are_not_read_are_named_once_with_their_records(tmp_path):
             {'text': 'a', 'more': 1},
             'it has the fields text, more, and needs query, sample0, sample1 and best, or prompt,',
         ),
-        ({'sample0': 'b', 'sample1': 'c', 'best': 0}, "field 'query' is missing"),
         ({'query': 'a', 'sample0': 'b', 'sample1': 2, 'best': 0}, "field 'sample1' is a int"),
         ({'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': 2}, 'from 0 to 1, not 2'),
         ({'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': 'tie'}, 'for ties, give --ties on'),
-        ({'query': [1], 'sample0': [2], 'sample1': [3], 'best': 0}, "'query' is a list"),
     ],
 )
 def test_what_is_no_record(record, message):
@@ -279,15 +257,17 @@ def test_texts_that_are_too_long(tmp_path, too_long, queries, samples, note):
     labels, notes, _ = label_files.load_labels(hparams(path, too_long), encodings.Test)
     encoder = encodings.Test.get_encoder()
 
-    def texts(field):
-        rows = [[t for t in row if t != encoder.padding_token] for row in labels[field].tolist()]
-        return [encoder.decode(row) for row in rows]
+    def text(tokens):
+        return encoder.decode([t for t in tokens.tolist() if t != encoder.padding_token])
 
-    best = labels['best'].tolist()
-    both = zip(texts('sample0'), texts('sample1'), strict=True)
-    rejected = [pair[1 - place] for pair, place in zip(both, best, strict=True)]
-    assert (texts('query'), rejected) == (queries, samples)
+    rejected = [labels[f'sample{1 - best}'][row] for row, best in enumerate(labels['best'])]
+    assert [*map(text, labels['query'])] == queries and [*map(text, rejected)] == samples
     assert note in notes and notes[0] == f'Num labels found in source: {len(queries)}'
+
+
+class Letters:
+    eot_token, padding_token = 50, 53
+    encode = staticmethod(lambda text: [ord(letter) for letter in text])
 
 
 def tokeniser_of(encoder):
@@ -302,11 +282,7 @@ def test_an_empty_query_is_the_end_of_a_text_where_there_is_one():
         with pytest.raises(UserError, match='here has an empty query'):
             tokenise.tokenise(found, hparams(response=4), encoding)
 
-    class WithEnd:
-        eot_token, padding_token = 50, 53
-        encode = staticmethod(lambda text: [ord(letter) for letter in text])
-
-    assert tokeniser_of(WithEnd).fitted('query', '', 'here') == [50]
+    assert tokeniser_of(Letters).fitted('query', '', 'here') == [50]
 
 
 @pytest.mark.parametrize('text', ['a banana', '\ud800'])
@@ -325,14 +301,11 @@ def test_the_content_says_whether_a_file_has_lines(tmp_path):
     (tmp_path / 'labels').write_text(lines, newline='')
     places = [where.rpartition(', ')[2] for where, _ in records.read(str(tmp_path / 'labels'))]
     assert places == ['line 2', 'line 4']
-    (tmp_path / 'labels').write_text('')
-    assert records.read(str(tmp_path / 'labels')) == []
     for content, message in (
         (b'{', 'line 1 is not JSON'),
         (b'[3]', 'label 0 is a int, not an object'),
         (b'\xff', 'UTF-8'),
         ('prompt'.encode('utf-16'), '`-f UTF-16`, converts it'),
-        (b'[{"best": 0, "best": 1}]', "an object has the field 'best' twice"),
         (b'{"best": 0, "best": 1}', "an object has the field 'best' twice"),
     ):
         (tmp_path / 'labels').write_bytes(content)
@@ -350,26 +323,6 @@ def test_published_labels_that_cannot_be_had_name_their_mirror(server):
         label_files.load_labels(hparams(PUBLISHED), encodings.Main)
 
 
-def test_texts_come_back_as_the_same_tokens_and_texts():
-    rng = random.Random(0)
-    encoding, encoder = encodings.Reviews, encodings.Reviews.get_encoder()
-    labels = []
-    for _ in range(50):
-        words = lambda count: [rng.randrange(len(WORDS)) for _ in range(count)]  # noqa: E731
-        padded = lambda n, ids: ids + [encoder.padding_token] * (n - len(ids))  # noqa: E731
-        samples = {f'sample{i}': padded(3, words(rng.randrange(4))) for i in range(4)}
-        labels.append(
-            {'query': padded(5, words(rng.randrange(1, 6))), **samples, 'best': rng.randrange(4)}
-        )
-    best_of_4 = label_types.get('best_of_4')
-    texts = [as_texts(label, best_of_4, encoding, 'here') for label in labels]
-    found = [('here', json.loads(json.dumps(label))) for label in texts]
-    settings = hparams(label_type='best_of_4', query=5, response=3)
-    read, _ = tokenise.tokenise(found, settings, encoding)
-    back = [{**label.tokens, 'best': label.answer} for label in read]
-    assert back == labels
-
-
 def test_preferences_are_the_best_with_each_of_the_others():
     label = {'query': 'a', 'sample0': 'b', 'sample1': 'c', 'sample2': 'd', 'best': 1}
     assert list(preferences([label], label_types.get('best_of_3'))) == [
@@ -385,7 +338,6 @@ def test_preferences_are_the_best_with_each_of_the_others():
 
 RECORDS = [
     {'prompt': [USER], 'chosen': [GOOD], 'rejected': [BAD]},
-    {'chosen': f'{DIALOGUE} a', 'rejected': f'{DIALOGUE} b'},
     {'query': 'a', 'sample0': 'b', 'sample1': 'c', 'sample': 'd', 'best': 1},
     {'query': 'a', 'sample': 'b', 'score': 1.5, 'response': 'c'},
 ]
@@ -410,10 +362,6 @@ def test_any_record_is_read_or_refused(label_type):
 
 
 def test_a_dialogue_that_is_too_long_keeps_its_end():
-    class Letters:
-        padding_token = 0
-        encode = staticmethod(lambda text: [ord(letter) for letter in text])
-
     tokeniser = tokeniser_of(Letters)
     for query in ('user: a\n\nassistant: b\n\nuser: cde', f'{DIALOGUE[:-11]}cde'):
         assert tokeniser.fitted('query', query, 'here') == [ord(letter) for letter in 'cde']
