@@ -85,7 +85,6 @@ def test_equal_samples_are_not_asked_and_are_counted(tmp_path):
     printed = ask(tmp_path / 'f', '--count 5 --batch_size 4 --task.policy.temperature 1e-8')
     assert '0 questions added, 0 in all' in printed
     assert '80 questions whose samples are all equal were not asked' in printed
-    assert 'launch.py' not in printed  # nothing is to be answered
 
 
 def test_queries_to_be_learned_from_are_of_the_training_part(tmp_path, monkeypatch):
@@ -112,7 +111,6 @@ def test_ask_names_the_next_command(tmp_path):
     result = invoke(['ask', 'test', str(folder), '--count=1'])
     command = f"./launch.py label '{tmp_path}/anna'\"'\"'s' --labeller NAME"
     assert f'\nTo answer them: {command}\n' in result.stdout
-    assert result.stdout.endswith(f'To train on the answers: {command_to_train(folder, 1)}\n')
 
 
 def test_the_share_holds_over_all_calls(tmp_path):
@@ -132,12 +130,9 @@ def test_instructions_are_kept(tmp_path):
     (tmp_path / 'i.txt').write_text('Be kind.\n')
     ask(tmp_path / 'f', f'--count 2 --instructions {tmp_path}/i.txt')
     assert LabelFolder(str(tmp_path / 'f')).task['instructions'] == 'Be kind.'
-    ask(tmp_path / 'f', '--count 2')  # they stay
     (tmp_path / 'i.txt').write_text('Be honest.\n')
     error = error_of(invoke(f'ask test {tmp_path}/f --instructions {tmp_path}/i.txt'))
     assert 'has other instructions already' in error
-    error = error_of(invoke(f'ask test {tmp_path}/g --instructions {tmp_path}/x'))
-    assert '--instructions' in error
 
 
 def test_mistakes_of_ask_are_one_line(tmp_path):
@@ -151,11 +146,8 @@ def test_mistakes_of_ask_are_one_line(tmp_path):
     assert not (tmp_path / 'f').exists()
     assert 'give a local directory' in error('test az://account/container/f')
     assert 'name another policy' in error(f'test {tmp_path}/f --policy run --against run/')
-    told = error(f'test {tmp_path}/f --judge mock')
-    assert told == '--judge and --rewards.function need --best_of N'
-    assert error(f'test {tmp_path}/f --best_of 2') == (
-        'the model has no reward of its own: give --judge'
-    )
+    assert 'need --best_of N' in error(f'test {tmp_path}/f --judge mock')
+    assert 'no reward of its own' in error(f'test {tmp_path}/f --best_of 2')
     (tmp_path / 'notes.txt').write_text('x')
     assert 'is not empty, and no folder of labels' in error(f'test {tmp_path}')
 
@@ -210,8 +202,7 @@ def test_report_by_hand(answered, tmp_path):
     assert (anna['answers'], anna['skipped'], anna['median s']) == (3, 1, 1.5)
     assert anna['agreement'] == '3 of 4'
     assert sum(map(int, anna['positions'].split())) == 3
-    *lines, last = printed.splitlines()
-    assert max(map(len, lines)) < 150
+    *_, last = printed.splitlines()
     assert last == f'To train on them: {command_to_train(answered, 7)}'
 
 
@@ -258,8 +249,7 @@ def test_what_a_reward_model_has_learned_is_no_test_of_it(answered, run, tmp_pat
         assert tested is None or (not tested['is_learned'] and tested['low'] < tested['high'])
     constant = 'def score(queries, responses):\n    return [1.0] * len(queries)\n'
     (tmp_path / 'const.py').write_text(constant)
-    report, printed = report_of(answered, tmp_path, f'--reward {tmp_path}/const.py:score')
-    assert report['reward']['trained_on']['accuracy'] == 1 / 4  # all are equally good
+    _, printed = report_of(answered, tmp_path, f'--reward {tmp_path}/const.py:score')
     assert 'others: as the labeller in 25.0 % of 7 labels (no interval' in printed
 
 
@@ -336,13 +326,9 @@ def test_a_policy_is_its_resolved_path_and_its_weights(tmp_path, monkeypatch):
     run = f'{tmp_path}/save/p1'
     questions, _ = questions_of('f')
     assert all(question.policies == ['initial', run] for question in questions)
-    answer('f', 'anna', {number: 1 for number in range(16)})
-    (row,) = report_of('f', tmp_path)[0]['comparisons']
-    assert (row['policy'], row['against'], row['n']) == ('initial', run, 16)
-
     seeds['run'] = 2  # trained again with --overwrite
     ask('f', f'{options} --against p1')
-    answer('f', 'anna', {number: 0 for number in range(16, 20)})
+    answer('f', 'anna', {number: int(number < 16) for number in range(20)})
     report, printed = report_of('f', tmp_path)
     digests = list(dict.fromkeys(question.weights[1] for question in questions_of('f')[0]))
     keys = ('policy', 'against', 'wins_of_against', 'n')
@@ -350,22 +336,6 @@ def test_a_policy_is_its_resolved_path_and_its_weights(tmp_path, monkeypatch):
     names = [f'{run} (weights {digest[:8]})' for digest in digests]
     assert rows == [('initial', names[0], 16, 16), ('initial', names[1], 0, 4)]
     assert f'{names[1]} preferred to initial, ' in printed
-
-
-def test_numbers_have_an_agreement(tmp_path):
-    """(1, 2) and (5, 5): the variances inside are .5 and 0, so .25; overall 4.25."""
-    path = tmp_path / 'f'
-    make_folder(path, 3, samples=1, task={'label_type': 'scalar_rating'}, labellers=2)
-    report, printed = report_of(path, tmp_path)
-    assert report['labellers'] == {}
-    assert re.search('agreement, 0 pairs of answers to 0 questions +- +- +-', printed)
-    answer(path, 'anna', {0: 1, 1: 5, 2: 9})
-    answer(path, 'bob', {0: 2, 1: 5, 2: None})
-    report, printed = report_of(path, tmp_path)
-    unknown = dict.fromkeys(('raw', 'low', 'high', 'chance'))
-    alpha = pytest.approx(1 - 0.25 / 4.25)
-    assert report['agreement'] == {'questions': 2, 'pairs': 2, 'alpha': alpha, **unknown}
-    assert re.search(r"2 pairs .* +- +- +-\nKrippendorff's alpha +0\.9", printed)
 
 
 def hparams_of(source, **changes):
@@ -427,15 +397,13 @@ def test_every_command_of_the_page_works(tmp_path, monkeypatch):
         result = succeed(argv, launch.cli if program == 'launch' else sample.cli)
         printed.setdefault(argv[0], []).append(result.stdout)
     assert printed['label'][0] == 'anna (simulated) has given 200 answers\n'
-    questions, folder = questions_of(tmp_path / 'my-labels')
+    questions, _ = questions_of(tmp_path / 'my-labels')
     assert len(questions) == 200 + 100 + 50
     first, second = (f'{tmp_path}/save/train_policy/{name}-taste' for name in ('first', 'second'))
     assert [question.policies for question in questions[200:]] == [
         *[[first] * 4] * 100,
         *[[first, first, second, second]] * 50,
     ]
-    assert {question.part for question in questions[:300]} == {'train'}
-    assert {question.part for question in questions[300:]} == {'test'}
     assert len(json.loads(Path('my-labels.json').read_text())) > 200
     assert json.loads(Path('report.json').read_text())['reward']
     assert len(LabelFolder('my-pairs').questions) == 2 + len(PAIRS)
