@@ -41,14 +41,8 @@ def lines_of(*found):
 
 
 def annotation(selected, user, updated, control='pw', **changes):
-    result = {
-        'value': {'selected': selected},
-        'id': 'aG1',
-        'from_name': control,
-        'to_name': 'answer2,answer1',
-        'type': 'pairwise',
-        'origin': 'manual',
-    }
+    names = {'from_name': control, 'to_name': 'answer2,answer1'}
+    result = {'value': {'selected': selected}, **names, 'type': 'pairwise'}
     rest = {'id': 1, 'was_cancelled': False, 'lead_time': 4.1, 'updated_at': f'{updated}T11:30:00Z'}
     return {'completed_by': user, 'result': [result], **rest, **changes}
 
@@ -70,9 +64,8 @@ def test_label_studio(converted):
     labels, said = converted('label_studio.py', json.dumps([task]), 'pw')
     samples = ('No.', 'Because.')
     who = 'annotator-7'
-    answers = [(label.labeller, label.answer) for label in labels]
-    assert answers == [(who, 0), (who, 1), (None, 1)]
-    assert {(label.query, label.samples) for label in labels} == {('Why?', samples)}
+    answers = [(who, 0), (who, 1), (None, 1)]
+    assert said_by(labels) == [(name, 'Why?', samples, answer) for name, answer in answers]
     assert {label.id for label in labels} == {12}
     assert said == '2 annotations without an answer of pw were left out\n'
 
@@ -113,7 +106,7 @@ def test_ultrafeedback(converted):
 def test_shp(converted):
     def voted(preferred, ratio):
         texts = {'history': 'Why?', 'human_ref_A': 'a', 'human_ref_B': 'b'}
-        ids = {'post_id': 'p', 'domain': 'd', 'c_root_id_A': 'x', 'c_root_id_B': 'y'}
+        ids = {'c_root_id_A': 'x', 'c_root_id_B': 'y'}
         return {**ids, **texts, 'labels': preferred, 'score_ratio': ratio}
 
     labels, _ = converted('shp.py', lines_of(voted(1, 3.0), voted(0, 2.0), voted(0, 1.5)))
@@ -163,12 +156,9 @@ def test_summarize_from_feedback(converted):
     """Fields of the comparisons that OpenAI published; posts of Reddit, or articles."""
 
     def compared(choice, **info):
-        summaries = [
-            {'text': ' One.', 'policy': 'ref', 'note': ''},
-            {'text': ' Two.', 'policy': 'sup1', 'note': 'short'},
-        ]
-        about = {'info': {'id': 't3_1', **info}, 'split': 'train', 'extra': {'confidence': 7}}
-        return {**about, 'summaries': summaries, 'choice': choice, 'worker': 'w1', 'batch': 'b5'}
+        summaries = [{'text': ' One.', 'policy': 'ref'}, {'text': ' Two.', 'policy': 'sup1'}]
+        about = {'info': {'id': 't3_1', **info}, 'split': 'train'}
+        return {**about, 'summaries': summaries, 'choice': choice, 'worker': 'w1'}
 
     post = compared(1, post='I fell.', title='Fall', subreddit='tifu')
     article = compared(0, article='They won.', site='cnn')
