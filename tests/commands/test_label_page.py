@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import socket
+import time
 import uuid
 from pathlib import Path
 
@@ -173,6 +174,22 @@ def test_nobody_takes_all_connections(one, monkeypatch):
     assert anna.task()['labeller'] == 'anna'
     for client in held:
         client.close()
+
+
+def test_who_connects_before_a_flood_is_answered(one):
+    """Also if the server was busy meanwhile, and finds all connections at once."""
+    page, anna, _ = one
+    anna.close()
+    loop = page._server.servers[0].get_loop()
+    loop.call_soon_threadsafe(time.sleep, 1)
+    with contextlib.ExitStack() as stack, concurrent.futures.ThreadPoolExecutor() as pool:
+        task = pool.submit(anna.task)
+        time.sleep(0.2)
+        for _ in range(server.MOST_CONNECTIONS + 100):
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(('127.0.0.1', page.port))
+        assert task.result()['labeller'] == 'anna'
 
 
 def test_the_same_at_the_same_moment_is_one_answer(path):

@@ -36,6 +36,7 @@ from lm_human_preferences.labels.page.service import LabellingService
 from lm_human_preferences.storage.schema import matches_schema
 
 MOST_CONNECTIONS = 200
+BACKLOG = 64  # connections accepted at once; of more than MOST_CONNECTIONS, some are closed unread
 GRACE_SECONDS = 3  # seconds that open replies may take when the server stops
 MOST_BYTES = 64 * 1024  # largest body of a request, in bytes
 POLL_SECONDS = 0.1  # time between two checks whether the server is stopping
@@ -99,6 +100,7 @@ class LabelServer(contextlib.AbstractContextManager['LabelServer']):
                 page.app(['127.0.0.1', name, host]),
                 headers=[*headers.items()],
                 http=FairProtocol,
+                backlog=BACKLOG,
                 ws='none',
                 lifespan='off',
                 log_config=None,
