@@ -337,6 +337,11 @@ def test_light_and_dark_can_be_read_on_320_pixels(window, path):
             # the buttons are in sight, however long the texts are
             assert all(w >= 24 and h >= 24 and right <= width for w, h, right, _ in sizes)
             assert all(bottom <= 700 for *_, bottom in sizes)
+        window.emulate(740, 360)  # a phone held sideways
+        window.ready()
+        cut = "[...document.querySelectorAll('section')].map(s => s.scrollHeight - s.clientHeight)"
+        assert max(window.script(cut)) <= 0
+        assert window.script("document.querySelector('footer').clientHeight") < 360 / 3
         for dialog in 'sh':
             window.press(dialog)
             window.until("document.querySelector('dialog[open]')")
