@@ -43,6 +43,8 @@ def _read(path: str) -> bytes:
 
 def _decoded(data: bytes, path: str) -> str:
     try:
+        if 0 in data[:2]:  # a letter of UTF-16, if the file has no byte order mark
+            raise UnicodeDecodeError('utf-8', data, 0, 2, 'a NUL')
         return data.decode('utf-8-sig')
     except UnicodeDecodeError as e:
         raise StorageError(
@@ -99,8 +101,9 @@ def is_table(path: str) -> bool:
 def read_table(path: str) -> list[tuple[str, dict[str, str]]]:
     """Return (place for messages, {column: text}) of each row of a local or remote file.
 
-    Empty rows are skipped: spreadsheets write them in place of deleted ones. StorageError for a row
-    that is not as wide as the header.
+    Empty rows are skipped: spreadsheets write them in place of deleted ones. A column without a
+    name, such as pandas' row numbers, is called 'column 1'. StorageError for a row that is not as
+    wide as the header.
     """
     text = read_text(path)
     csv.field_size_limit(sys.maxsize)
@@ -111,8 +114,8 @@ def read_table(path: str) -> list[tuple[str, dict[str, str]]]:
     try:
         for row in reader:
             if not names:
-                names = [name.strip() for name in row]
-                if len(set(names)) < len(names) or '' in names:
+                names = [name.strip() or f'column {i}' for i, name in enumerate(row, 1)]
+                if len(set(names)) < len(names):
                     raise StorageError(f'{where}: a header must give each column a name of its own')
             elif any(row):
                 if len(row) != len(names):

@@ -39,7 +39,6 @@ def test_a_table_of_a_spreadsheet(tmp_path, separator, name):
         ('a,b\n1,2\n1,2,3\n', 'line 3 has 3 values for 2 columns: put values with a comma'),
         ('a,b\n1\n', 'line 2 has 1 values for 2 columns'),
         ('a,a\n1,2\n', 'line 1: a header must give each column a name'),
-        ('a,\n1,2\n', 'line 1: a header must give each column a name'),
         ('a,b\n1,"2\n', 'line 2 is not a row of a table'),
     ],
 )
@@ -125,3 +124,11 @@ def test_ids_of_a_table_stay_with_labels_of_token_ids(tmp_path):
     succeed(f'labels {tmp_path}/f --export {file}')
     assert 'Not read, with the number of records that have it: topic (1)\n' in printed
     assert [label['id'] for label in json.loads(file.read_text())] == ['7', '8']
+
+
+def test_columns_without_a_name(tmp_path):
+    """As pandas writes the number of each row, and spreadsheets what is empty."""
+    rows = storage.read_table(write(tmp_path / 'x.csv', ',query, \n0,a,\n1,b,\n'))
+    assert [row for _, row in rows] == [
+        {'column 1': number, 'query': text, 'column 3': ''} for number, text in ('0a', '1b')
+    ]

@@ -306,6 +306,8 @@ def test_the_content_says_whether_a_file_has_lines(tmp_path):
         (b'[3]', 'label 0 is a int, not an object'),
         (b'\xff', 'UTF-8'),
         ('prompt'.encode('utf-16'), '`-f UTF-16`, converts it'),
+        ('prompt'.encode('utf-16-le'), '`-f UTF-16`, converts it'),
+        ('prompt'.encode('utf-16-be'), '`-f UTF-16`, converts it'),
         (b'{"best": 0, "best": 1}', "an object has the field 'best' twice"),
     ):
         (tmp_path / 'labels').write_bytes(content)
