@@ -190,12 +190,21 @@ def test_the_scale_is_that_of_the_folder(window, path):
     with shown(window, path, [row[:2] for row in TEXTS], 'scalar_rating'):
         assert window.script(NAMES) == ['-1, worst', '0', '1', '2', '3, best']
         assert len(window.samples()) == 1
-        window.answer('0', '1')
+        window.ready()
+        window.press('-', '1')  # has no key
+        assert window.script('isReady()') and '-1' not in window.text('#keys')
+        window.button(-1).click()
+        window.answered('1 of 12')
+    assert [answer.value for answer in answers_of(path, 'anna')] == [-1]
+    make_folder(
+        path.with_name('g'), 0, task={'label_type': 'scalar_rating', 'scale': [0, 4]}, samples=1
+    )
+    with shown(window, path.with_name('g'), [row[:2] for row in TEXTS], 'scalar_rating'):
+        window.answer('0', '4')
         window.ready()
         window.press('5')  # is none of them
-        window.button(-1).click()
-        window.answered('3 of 12')
-    assert [answer.value for answer in answers_of(path, 'anna')] == [0, 1, -1]
+        assert window.script('isReady()')
+    assert [answer.value for answer in answers_of(path.with_name('g'), 'anna')] == [0, 4]
 
 
 def test_several_keys_or_clicks_make_a_ranking(window, path, monkeypatch):
