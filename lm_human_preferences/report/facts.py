@@ -107,9 +107,9 @@ def head(run: Run) -> list[str]:
     state = 'still training' if run_lock.is_held(run.directory) else last.get('how', 'killed')
     lines = [f'{name}: {TASKS.get(name, NOT_RECORDED)}', f'{state} {last.get("ended", "")}']
     if run.policy is None:
-        return [*lines, 'a reward model']
+        return [*lines, 'a policy' if run.trains_policy else 'a reward model']
     total = run.policy.ppo.nupdates * run.policy.ppo.batch_size
-    return [*lines, f'a policy, {run.last("elapsed/episodes") or 0:,.0f} of {total:,} responses']
+    return [*lines, f'a policy, {number(run.last("elapsed/episodes"), 0)} of {total:,} responses']
 
 
 def answer(run: Run) -> list[tuple[str, str, list[str]]]:
@@ -344,8 +344,8 @@ def settings(named: Mapping[str, Run], experiments: Experiments) -> Table:
     for option in options:
         if run.has_names or not option.endswith(NAMING):
             values = [decided(each).get(option, '–') for each in (usual, *columns.values())]
-            rows.append((option, *map(str, values)))
-    return Table(('Setting', 'Experiment', *columns), rows, 'Settings that differ.')
+            rows.append((option, *(Text(value) for value in values)))
+    return Table(('Setting', 'Experiment', *map(Text, columns)), rows, 'Settings that differ.')
 
 
 def collected(run: Run) -> dict[str, Any]:

@@ -61,6 +61,7 @@ def write_report(
 def page(runs: Sequence[str], experiments: Experiments, *, has_names: bool = True) -> str:
     """Return the HTML page about `runs`, paths or URLs. UserError if one of them is not a run."""
     paths = [run.rstrip('/') if storage.is_remote(run) else os.path.abspath(run) for run in runs]
+    paths = list(dict.fromkeys(paths))
     names = [os.path.basename(path) for path in paths]
     named = {}
     for name, path in zip(names, paths, strict=True):
@@ -93,7 +94,7 @@ def _comparison(stories: Sequence[dict[str, Any]]) -> dict[str, Any]:
     columns = list(dict.fromkeys(itertools.chain.from_iterable(answers.values())))
     rows = []
     for name, values in answers.items():
-        rows.append((name, *(values.get(column, '–') for column in columns)))
+        rows.append((facts.Text(name), *(values.get(column, '–') for column in columns)))
     sections = {facts.GAIN: [facts.Table(['Run', *columns], rows)], facts.SAYS: [], facts.MADE: []}
     return {'name': f'{len(stories)} runs', 'sections': sections}
 
@@ -161,13 +162,15 @@ def training_chart(named: Mapping[str, Run]) -> Markup:
         for axes, (tag, title, dashed, aim) in zip(picture.subplots(2, 1), panels, strict=True):
             for (name, each), (colour, style) in zip(named.items(), LOOKS, strict=False):
                 values = each.curves.get(tag, [math.nan])
-                axes.plot(range(1, len(values) + 1), values, color=colour, linestyle=style)
-                label = name[-30:].replace('$', r'\$') if others else ''  # $ begins a formula
-                axes.annotate(f' {label}', (len(values), values[-1]), va='center')
+                # $ begins a formula; a label that begins with _ is left out
+                label = ' ' + printable(name)[-30:].replace('$', r'\$')
+                axes.plot(range(1, len(values) + 1), values, style, color=colour, label=label)
             if aim is not None and not others:
                 axes.axhline(aim, color='black', linestyle='--', linewidth=1)
                 title += f'; dashed: {dashed}'
             axes.set_title(title, fontsize=8)
+        if others:
+            picture.legend(handles=axes.lines, loc='outside lower left', ncols=2, frameon=False)
         file = io.StringIO()
         nothing = {'Date': None, 'Creator': None}
         picture.savefig(file, format='svg', transparent=True, metadata=nothing)

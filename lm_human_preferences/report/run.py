@@ -25,7 +25,8 @@ class Run:
         self.has_names = True  # whether labellers may be named
         self.unreadable: dict[str, None] = {}  # damaged files, and parts of a report they spoil
         options = reward_options.CommandHParams()
-        if files is run_files.POLICY:
+        self.trains_policy = files is run_files.POLICY
+        if self.trains_policy:
             options = policy_options.HParams()
         self.settings = self.tried(files.settings, None, read_settings, options, directory)
         self.policy: policy_options.HParams | None = self.settings and self.settings.policy

@@ -24,8 +24,8 @@ import contextlib
 import copy
 import functools
 import glob
+import heapq
 import importlib.metadata
-import itertools
 import os
 import platform
 import shlex
@@ -85,9 +85,9 @@ def labels(record: Record) -> dict[str, Any]:
 
 
 def commands(record: Record) -> list[dict[str, Any]]:
-    """Return the commands that have worked on a run, in their order."""
-    found = itertools.chain.from_iterable(entry.get('commands', []) for entry in record.values())
-    return sorted(found, key=lambda command: str(command.get('began')))
+    """Return the commands that have worked on a run; those of an entry keep their order."""
+    found = [entry.get('commands', []) for entry in record.values()]
+    return list(heapq.merge(*found, key=lambda command: str(command.get('began'))))
 
 
 def processes(directory: str) -> set[str]:

@@ -14,7 +14,7 @@ from page_looks import (
     unreachable,
     weak_texts,
 )
-from run_folders import EXPERIMENTS, write_samples
+from run_folders import EXPERIMENTS, write_run, write_samples
 from two_runs import make_two_runs
 
 from lm_human_preferences.report import page
@@ -57,6 +57,21 @@ def test_all_can_be_read_on_every_screen(window, two):
         window.open(two)
         found = weak_texts(window), sticking_out(window), unreachable(window)
         assert found == ([], [], []), (width, scheme)
+
+
+def test_long_paths_and_names_fit_the_screen(window, tmp_path):
+    runs = []
+    for folder in 'abc':
+        place = tmp_path / (folder + 'a-folder-with-a-long-name' * 3) / 'run'
+        runs.append(write_run(place, task__query_dataset=f'{place}/queries.jsonl'))
+    write_page([str(run) for run in runs], tmp_path / 'page.html')
+    for width in (375, 1000):
+        window.emulate(width, 900)
+        window.open((tmp_path / 'page.html').as_uri())
+        assert sticking_out(window) == []
+    window.emulate(375, 900)
+    align = "[...document.querySelectorAll('td')].map(each => getComputedStyle(each).textAlign)"
+    assert set(window.script(align)) == {'start'}
 
 
 def test_all_can_be_read_on_paper(window, two):

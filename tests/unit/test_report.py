@@ -365,6 +365,35 @@ def test_a_chart_has_the_colours_of_the_page_and_no_style_for_all_of_it(tmp_path
     assert page.training_chart({'other': reward_training}) == ''
 
 
+def test_a_chart_names_runs_that_end_at_the_same_place(tmp_path):
+    """Names at the ends of their lines would cover one another."""
+    run = read(write_run(tmp_path / 'run'))
+    svg = str(page.training_chart({'_seed': run, 'b\u202e': run, 'c': run}))
+    names = re.findall(r'x="([\d.]+)" y="([\d.]+)"[^>]*> (_seed|b.u202e|c)</text>', svg)
+    assert [name for _, _, name in names] == ['_seed', r'b\u202e', 'c']
+    assert len({(x, y) for x, y, _ in names}) == 3
+
+
+def test_a_damaged_run_of_a_policy_is_no_reward_model(tmp_path):
+    run = write_run(tmp_path / 'run')
+    (run / 'run.json').write_text('{"train_policy": {"ra')
+    assert facts.head(read(run))[-1] == 'a policy'
+    whole = write_run(tmp_path / 'whole')  # without elapsed/episodes in its curves
+    assert facts.head(read(whole))[-1] == 'a policy, not recorded of 6,400 responses'
+
+
+def test_a_run_that_is_given_twice_is_one_run(tmp_path):
+    run = write_run(tmp_path / 'run')
+    assert '<h1>run</h1>' in page_of(run, f'{run}/')
+
+
+def test_the_last_command_is_the_last_by_any_clock(tmp_path):
+    run = write_run(tmp_path / 'run')
+    write_command(run, 'a', '2026-01-02T00:00:00Z', '2026-01-02T01:00:00Z', 'interrupted')
+    write_command(run, 'b', '2026-01-01T00:00:00Z', '2026-01-01T01:00:00Z')
+    assert facts.head(read(run))[1] == 'finished 2026-01-01T01:00:00Z'
+
+
 def test_few_queries_have_no_interval(tmp_path):
     run, folder = write_run(tmp_path / 'run'), tmp_path / 'labels'
     make_folder(folder, 3, labellers=3)
