@@ -103,7 +103,8 @@ def short(path: str) -> str:
 def head(run: Run) -> list[str]:
     """Return lines about a run: its experiment, what it trained, its state, and its length."""
     name = run.training.get('experiment')
-    last = run.commands[-1] if run.commands else {'how': NOT_RECORDED}
+    trained = [each for each in run.commands if '.py evaluate ' not in str(each.get('command'))]
+    last = trained[-1] if trained else {'how': NOT_RECORDED}
     state = 'still training' if run_lock.is_held(run.directory) else last.get('how', 'killed')
     lines = [f'{name}: {TASKS.get(name, NOT_RECORDED)}', f'{state} {last.get("ended", "")}']
     if run.policy is None:

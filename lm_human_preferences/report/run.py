@@ -24,11 +24,9 @@ class Run:
         self.directory = directory
         self.has_names = True  # whether labellers may be named
         self.unreadable: dict[str, None] = {}  # damaged files, and parts of a report they spoil
-        options = reward_options.CommandHParams()
         self.trains_policy = files is run_files.POLICY
-        if self.trains_policy:
-            options = policy_options.HParams()
-        self.settings = self.tried(files.settings, None, read_settings, options, directory)
+        hparams = policy_options.HParams if self.trains_policy else reward_options.CommandHParams
+        self.settings = self.tried(files.settings, None, read_settings, hparams(), directory)
         self.policy: policy_options.HParams | None = self.settings and self.settings.policy
         # Settings of the reward model that the run trained, if any
         self.reward = self.settings and self.settings.new_reward_model

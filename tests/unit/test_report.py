@@ -394,6 +394,13 @@ def test_the_last_command_is_the_last_by_any_clock(tmp_path):
     assert facts.head(read(run))[1] == 'finished 2026-01-01T01:00:00Z'
 
 
+def test_an_evaluation_does_not_finish_a_run(tmp_path):
+    run = write_run(tmp_path / 'run')
+    write_command(run, './launch.py train_policy', '2026-01-01T00:00:00Z')
+    write_command(run, './launch.py evaluate run', '2026-01-02T00:00:00Z', '2026-01-02T01:00:00Z')
+    assert facts.head(read(run))[1].strip() == 'killed'
+
+
 def test_few_queries_have_no_interval(tmp_path):
     run, folder = write_run(tmp_path / 'run'), tmp_path / 'labels'
     make_folder(folder, 3, labellers=3)
