@@ -49,10 +49,7 @@ def read(name: str) -> Source:
         )
     if storage.is_remote(path):
         raise UserError(f'reward function {name}: code is only run from a file on this machine')
-    try:
-        return Source(name, storage.read_text(path))
-    except storage.StorageError as e:
-        raise UserError(f'reward function {name}: {e}') from e
+    return Source(name, storage.read_text(path))
 
 
 def check_named(run: str, recorded: str, named: str | None) -> None:

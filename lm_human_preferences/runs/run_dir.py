@@ -24,10 +24,7 @@ def check_directory(directory: str) -> None:
     """Raise UserError if a run cannot be kept in `directory`."""
     existing = storage.existing_part(directory)
     if not (os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK)):
-        raise UserError(
-            f'--save_dir: {directory} cannot be made: {existing} is not a directory that you may'
-            ' write to'
-        )
+        raise UserError(f'--save_dir: {directory} cannot be made: you may not write to {existing}')
     for folder, names_there, _ in os.walk(directory):
         for path in (os.path.join(folder, name) for name in names_there):
             if os.path.islink(path) and not storage.is_within(path, directory):
@@ -74,16 +71,13 @@ def refuse_existing(hparams: Training, *, overwrite: bool = False) -> None:
             f'{directory} holds a run already: go on with it by `{command}`,'
             ' use another NAME, or give --overwrite to delete it and start anew'
         )
-    answers = []
     for path in filter(run_files.is_of_answers, own_files(hparams)):
         lines = storage.read_text(path).splitlines()
         if not all('"simulated": true' in line for line in lines):
-            answers.append(path)
-    if answers:
-        raise UserError(
-            f'--overwrite would delete what people answered, {", ".join(answers)}: move their'
-            ' folder away, or delete it'
-        )
+            raise UserError(
+                f'--overwrite would delete what people answered, {path}: move its folder away, or'
+                ' delete it'
+            )
 
 
 def prepare_run_dir(

@@ -161,9 +161,7 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
         if is_free and is_given:
             note(f'note: going on with --{option} {value} (before: {was})')
             continue
-        fix = 'give that option to change it'
-        if not is_free:
-            fix = f'start another one by {shell.typed(f"./launch.py {hparams.command}")}'
+        fix = 'give that option to change it' if is_free else 'start another one'
         raise UserError(
             f'--{option} {value}: the run in {hparams.run.save_dir} goes on with {was}, with which'
             f' it was begun: keep all settings by `{resume_command(hparams)}`, or {fix}'
