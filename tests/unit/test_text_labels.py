@@ -185,6 +185,7 @@ LEFT_OUT = [
     {'prompt': 'a', 'chosen': [GOOD], 'rejected': [CALL]},
     {'prompt': 'a', 'chosen': [IMAGE], 'rejected': [BAD]},
     {'prompt': 'a', 'chosen': '\u200b', 'rejected': 'b'},
+    {'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': ''},  # in a table
     {'prompt': 'a', 'chosen': f'{"b" * 90}c', 'rejected': f'{"b" * 90}d'},  # once they are cut
 ]
 

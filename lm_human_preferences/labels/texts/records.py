@@ -17,7 +17,13 @@ from typing import Any
 
 from lm_human_preferences import storage
 from lm_human_preferences.datasets import messages
-from lm_human_preferences.datasets.messages import QUERIES, SYSTEMS, after_system, text_field
+from lm_human_preferences.datasets.messages import (
+    QUERIES,
+    SYSTEMS,
+    UnusableError,
+    after_system,
+    text_field,
+)
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import TIE, LabelType, Value
 from lm_human_preferences.labels.answers import BAD, GIVEN_BY, GIVEN_IDS, ID
@@ -124,8 +130,10 @@ def _answer(
 ) -> Value | None:
     field = label_type.field
     given = value = record.get(field, '')
-    if given == '' and not is_needed:  # an empty cell of a table is no answer
+    if messages.is_empty(given) and not is_needed:
         return None
+    if messages.is_empty(given) and field in record:  # such as the cell of a table
+        raise UnusableError(f'{where} has no answer')
     with contextlib.suppress(ValueError):
         if isinstance(given, str):
             value = float(given)  # a table has texts

@@ -21,8 +21,8 @@ NOTES = {
     'cut query': 'Cut: {} queries, to --task.query_length',
     'cut response': 'Cut: {} responses, to --task.response_length',
     'skipped': 'Skipped: {} records with longer texts',
-    'unusable': 'Left out: {} records with an empty text, two equal responses, a call of a tool, a'
-    ' part that is not text, or answers to different queries',
+    'unusable': 'Left out: {} records with an empty text or answer, two equal responses, a call of'
+    ' a tool, a part that is not text, or answers to different queries',
 }
 
 
