@@ -33,7 +33,7 @@ def training_command(
     if f'{POLICY.command}/{experiment}' not in experiments:
         experiment = 'chat'  # whichever it was, the options below give its task
     task = TaskHParams()
-    task.override_from_nested_dict(content)
+    task.override_from_nested_dict(content, keep_unknown=True)
     path = os.path.abspath(folder.path)
     name, number = os.path.basename(path), 1
     while os.path.exists(usual_directory(POLICY.command, name)):

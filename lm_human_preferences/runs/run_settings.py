@@ -89,9 +89,14 @@ def read_settings(hparams: AnyTraining, directory: str) -> AnyTraining:
     files = run_files.COMMANDS[hparams.command]
     hparams.override_from_json_file(storage.join(directory, files.settings))
     run_record.check_present(directory)
-    with hyperparams.reading(storage.join(directory, run_files.RECORD)):
-        hparams.override_from_dict(run_record.training(directory, hparams.command)['settings'])
+    settings = run_record.training(directory, hparams.command)['settings']
+    known = {name: value for name, value in settings.items() if hparams.has(name)}
+    path = storage.join(directory, run_files.RECORD)
+    with hyperparams.reading(path):
+        hparams.override_from_dict(known)
         hparams.check_values()
+    # Runs of earlier versions have options that are gone.
+    hyperparams.note_unknown(path, tuple(name for name in settings if name not in known))
     return hparams
 
 

@@ -44,6 +44,7 @@ def command_of(tmp_path, monkeypatch):
         content = task_file.new_task('best_of_2', task.to_nested_dict(), None, False, experiment)
         if not recorded:
             del content['experiment']
+            content['task']['policy']['gone'] = 1  # an option of an earlier version
         folder = SimpleNamespace(path="anna's", task=content)
         return advice.training_command(folder, settings, labels, **more)
 

@@ -216,6 +216,18 @@ def test_settings_that_only_a_fork_knows_are_named_left_alone_and_written_back(t
     assert written(tmp_path) == of_fork
 
 
+def test_a_run_of_an_earlier_version_is_read_without_the_options_that_are_gone(tmp_path, capsys):
+    hparams = resolved('train_policy', 'test', {'run.save_dir': str(tmp_path)})
+    write(tmp_path, hparams)
+    record = written(tmp_path)['run.json']
+    record['train_policy']['settings']['run.keep_base'] = False
+    (tmp_path / 'run.json').write_text(json.dumps(record))
+    assert run_settings.load_run_hparams(str(tmp_path)).ppo == hparams.ppo
+    assert capsys.readouterr().err.endswith('leaves alone: run.keep_base\n')
+    again = resolved('train_policy', 'test', {'run.save_dir': str(tmp_path), 'run.resume': True})
+    run_settings.check_settings(again, set())
+
+
 def test_the_sizes_of_a_fork_are_read_and_written(tmp_path, capsys):
     sizes = {**gpt2.test_hparams().to_nested_dict(), 'sparse': True}
     (tmp_path / 'hparams.json').write_text(json.dumps(sizes))

@@ -59,7 +59,7 @@ def read(directory: str | None) -> Record | None:
     for scope, options in content['adapters'].items():
         with reading(path):
             adapters[scope] = LoraHParams()
-            adapters[scope].override_from_nested_dict(options)
+            adapters[scope].override_from_nested_dict(options, keep_unknown=True)
             adapters[scope].validate()
     return Record(content['base'], content['digest'], content['transposed'], adapters)
 
