@@ -185,7 +185,11 @@ def restore_state(prefix: str) -> Any:
     with tf_bundle.open_file(path) as manifest_file, tf_bundle.open_file(prefix + INDEX) as index:
         try:
             manifest = json.load(manifest_file)
-            is_whole = manifest['sha256'] == _digest(index.read(), manifest['state'])
+            if 'index_sha256' in manifest:  # of an earlier version
+                found = hashlib.sha256(index.read()).hexdigest()
+                is_whole = 'state' in manifest and manifest['index_sha256'] == found
+            else:
+                is_whole = manifest['sha256'] == _digest(index.read(), manifest['state'])
         except (ValueError, KeyError, TypeError, RecursionError):
             is_whole = False
     if not is_whole:

@@ -1,5 +1,6 @@
 """Saving: the original's files, twenty of them, and nothing lost whatever interrupts."""
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -209,6 +210,10 @@ def test_state(tmp_path):
         'nan': float('inf'),
     }
     prefix = save(tmp_path, 'model.ckpt-1', tensors(1), state=state)
+    assert restore_state(prefix) == state
+    index = hashlib.sha256(Path(f'{prefix}.index').read_bytes()).hexdigest()
+    earlier = {'sha256': 'x', 'index_sha256': index, 'state': state}  # as before
+    Path(f'{prefix}.resume.json').write_text(json.dumps(earlier))
     assert restore_state(prefix) == state
     assert restore_state(save(tmp_path, 'model.ckpt-2', tensors(2))) is None
 
