@@ -11,7 +11,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import names
 from lm_human_preferences.distributed import launch_methods
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.runs import run_files, run_lock, run_record, run_settings
+from lm_human_preferences.runs import run_files, run_lock, run_record, run_settings, uploads
 from lm_human_preferences.runs.run_files import POLICY, REWARD
 from lm_human_preferences.utils import stop_signals
 
@@ -112,8 +112,6 @@ def fetch_run_dir(save_dir: str) -> str:
     directory = storage.staging_dir(save_dir)
     if directory == save_dir or launch_methods.current().rank:
         return save_dir
-    from lm_human_preferences.runs import uploads
-
     if not uploads.is_up_to_date(save_dir, directory):
         with run_lock.held(directory, ranks=1):
             uploads.fetch(save_dir, directory, run_files.written_by(run_files.COMMANDS))
@@ -142,8 +140,6 @@ def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[Callable[[], None] |
                 if path.endswith('.part'):
                     storage.remove(path)
             if storage.is_remote(save_dir):
-                from lm_human_preferences.runs import uploads
-
                 if not hparams.run.resume:
                     run_record.fetch(save_dir, directory)  # other trainings may have entries in it
                 files = run_files.uploaded_by(hparams.commands)

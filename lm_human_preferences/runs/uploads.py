@@ -1,7 +1,7 @@
 """Upload of a run from a staging directory to a store, where listed checkpoints stay complete.
 
-The record of a run (run_record) says which processes have worked on it. If the record in the store
-names a process that the staging directory's record lacks, another machine has continued the run.
+If the record (run_record) in the store names a process that the record in the staging directory
+lacks, another machine has continued the run.
 """
 
 import contextlib
