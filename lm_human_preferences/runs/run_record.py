@@ -11,13 +11,12 @@ its reward model has entries of both trainings; a run of the original has no rec
     commands    commands that worked on the training, in their order
 
 Only the entry of the command that was typed has `labels` and `commands`. Each of `commands` holds
+the ranks, the launcher, the machine, versions of packages, and
 
     command           as it was typed; null if the user's own program ran
     began, ended      in UTC, as 2026-11-02T08:00:00Z; a killed or running command has no `ended`
     how, seconds      finished, interrupted, or failed: EXCEPTION; wall-clock time
     seeds             {folder of a network: seed}
-
-and the ranks, the launcher, the machine, and versions of packages.
 """
 
 import contextlib
