@@ -22,10 +22,7 @@ from lm_human_preferences.hparams.reward_options import LabelHParams
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller
-from lm_human_preferences.labels.report.agreement import (
-    clustered_interval,
-    wilson_interval,
-)
+from lm_human_preferences.labels.report.agreement import wilson_interval
 from lm_human_preferences.labels.report.label_report import report
 from lm_human_preferences.language import encodings
 from lm_human_preferences.reward_sources import loading
@@ -72,11 +69,8 @@ def test_more_questions_go_on_in_the_data_set_and_none_comes_twice(tmp_path):
     for _ in range(3):
         ask(tmp_path / 'f', f'--count 4 --batch_size 3 --task.query_dataset {texts}')
     questions, folder = questions_of(tmp_path / 'f')
-    tokens = [question.tokens() for question in questions]
-    queries = {tuple(each['query']) for each in tokens}
+    queries = {tuple(question.tokens()['query']) for question in questions}
     assert len(questions) == 12 and queries == {(letter,) * 3 for letter in range(12)}
-    assert [*map(len, tokens[0].values())] == [3, 4, 4, 4, 4]
-    assert questions[0].policies == ['initial'] * 4
     assert [question.texts_read for question in questions] == list(range(1, 13))
 
 
@@ -214,9 +208,7 @@ def test_gold_questions_are_no_part_of_the_agreement_and_measure_no_reward_model
     assert reward_on_labels.report(with_gold, str(run))['trained_on']['labels'] == 7
     found = report(with_gold)
     assert (found['agreement']['questions'], found['agreement']['raw']) == (3, 4 / 5)
-    anna = found['labellers']['anna']
-    assert anna['agreement'] == '3 of 4'
-    assert anna['gold'] == '3 of 3'
+    assert found['labellers']['anna']['gold'] == '3 of 3'
 
 
 @pytest.fixture
@@ -287,9 +279,7 @@ def test_answers_about_one_query_are_together(tmp_path):
         writer.add(asked, [header] * 100)
     answer(path, 'anna', {number: int(number < 70) for number in range(100)})
     (comparison,) = report_of(path, tmp_path)[0]['comparisons']
-    assert comparison['n'] == 100
     ends = comparison['low'], comparison['high']
-    assert ends == pytest.approx(clustered_interval([10] * 7 + [0] * 3, [10] * 10))
     assert ends == pytest.approx(wilson_interval(7, 10), abs=0.01)
 
 
@@ -329,32 +319,24 @@ def test_a_policy_is_its_resolved_path_and_its_weights(tmp_path, monkeypatch):
     seeds['run'] = 2  # trained again with --overwrite
     ask('f', f'{options} --against p1')
     answer('f', 'anna', {number: int(number < 16) for number in range(20)})
-    report, printed = report_of('f', tmp_path)
+    report, _ = report_of('f', tmp_path)
     digests = list(dict.fromkeys(question.weights[1] for question in questions_of('f')[0]))
     keys = ('policy', 'against', 'wins_of_against', 'n')
     rows = [tuple(row[key] for key in keys) for row in report['comparisons']]
     names = [f'{run} (weights {digest[:8]})' for digest in digests]
     assert rows == [('initial', names[0], 16, 16), ('initial', names[1], 0, 4)]
-    assert f'{names[1]} preferred to initial, ' in printed
-
-
-def hparams_of(source, **changes):
-    settings = {'labels.type': 'best_of_4', 'batch_size': 1, 'task.response_length': 4}
-    return label_hparams(source, **{**settings, **changes})
 
 
 def test_training_takes_from_a_folder_what_is_exported_from_it(answered, tmp_path):
-    for without, best in ((None, [1, 2, 0, 1, 2, 3, 1]), ('bob,carl', [1, 2, 0])):
-        file = tmp_path / f'{without}.json'
-        option = f'--without {without}' if without else ''
-        succeed(f'labels {answered} --export {file} {option}')
-        from_file, *_ = label_files.load_labels(hparams_of(file), encodings.Test)
-        hparams = hparams_of(answered, **{'labels.without': without})
-        from_folder, *_ = label_files.load_labels(hparams, encodings.Test)
-        assert from_file.keys() == {'query', 'best'} | {f'sample{i}' for i in range(4)}
-        for field, values in from_file.items():
-            assert values.tolist() == from_folder[field].tolist()
-        assert from_file['best'].tolist() == best
+    file = tmp_path / 'labels.json'
+    succeed(f'labels {answered} --export {file} --without bob,carl')
+    settings = {'labels.type': 'best_of_4', 'batch_size': 1, 'task.response_length': 4}
+    from_file, *_ = label_files.load_labels(label_hparams(file, **settings), encodings.Test)
+    hparams = label_hparams(answered, **settings, **{'labels.without': 'bob,carl'})
+    from_folder, *_ = label_files.load_labels(hparams, encodings.Test)
+    for field, values in from_file.items():
+        assert values.tolist() == from_folder[field].tolist()
+    assert from_file['best'].tolist() == [1, 2, 0]
 
 
 FILES = {  # that the page's commands read

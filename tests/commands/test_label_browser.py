@@ -82,16 +82,13 @@ def test_keys_clicks_and_taps_record_the_sample_that_is_shown_there(window, path
         webdriver.ActionChains(window.driver).double_click(window.button(3)).perform()
         window.answered('8 of 12')
         # keyboards of other scripts
-        for key, code in (('۲', 'Digit2'), ('&', 'Digit1'), ('3', 'Numpad3')):
-            window.ready()
-            event = f"new KeyboardEvent('keydown', {{key: '{key}', code: '{code}', bubbles: true}})"
-            window.script(f'document.dispatchEvent({event})')
-            window.until('pending || !isReady()')
-        window.answered('11 of 12')
-        for event in ("{key: '!', code: 'Digit1', shiftKey: true}", "{key: 'س', code: 'KeyS'}"):
-            window.script(f"document.dispatchEvent(new KeyboardEvent('keydown', {event}))")
+        event = "new KeyboardEvent('keydown', {key: arguments[0], code: arguments[1]})"
+        key = f'document.dispatchEvent({event})'
+        window.script(key, '۲', 'Digit2')
+        window.answered('9 of 12')
+        window.script(key, 'س', 'KeyS')
         window.until("document.getElementById('skip-dialog').open")
-    assert places(path) == [0, 1, 2, 3, 1, 2, 1, 2, 1, 0, 2]
+    assert places(path) == [0, 1, 2, 3, 1, 2, 1, 2, 1]
     answers = answers_of(path, 'anna')
     for (query, sample), answer in zip(seen, answers, strict=False):
         number = query.split()[1]

@@ -142,10 +142,9 @@ def test_nothing_about_source_or_place_goes_to_the_browser(tmp_path):
         while question := anna.question():
             assert set(question) == {'id', 'query', 'samples'}
             number = question['query'].split()[1]
-            status, reply = anna.answer(question['id'], 3, seconds=0.001)
+            status, reply = anna.answer(question['id'], 3)
             *_, answer = answers_of(path, 'anna')
             assert (status, reply['done'], reply['left']) == (200, len(seen) + 1, 5 - len(seen))
-            assert (reply['last'], answer.seconds) == (answer.uuid, 0.001)
             assert question['samples'][2] == f'{number}, sample {answer.value}'
             assert question['samples'] == [f'{number}, sample {i}' for i in answer.order]
             sent += json.dumps(question)

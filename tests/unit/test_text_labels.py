@@ -57,10 +57,6 @@ def parsed(record, where='here'):
         ({'prompt': 'Be', 'chosen': 'Because.', 'rejected': 'Best.'}, pair('Be', rejected='Best.')),
         # chat messages: with the prompt apart, in both dialogues, or both
         ({'prompt': 'Why?', 'chosen': [USER, GOOD], 'rejected': [USER, BAD]}, pair('Why?')),
-        (
-            {'prompt': [*HELLO, USER], 'chosen': [GOOD], 'rejected': [BAD]},
-            pair('user: Hi\n\nassistant: Hello\n\nuser: Why?'),
-        ),
         # one dialogue goes on: no response begins with a role, which would give it away
         (
             {'chosen': [USER, GOOD], 'rejected': [USER, BAD, *HELLO]},
@@ -314,16 +310,6 @@ def test_the_content_says_whether_a_file_has_lines(tmp_path):
         (tmp_path / 'labels').write_bytes(content)
         with pytest.raises(UserError, match=f'labels.* {message}'):
             records.read(str(tmp_path / 'labels'))
-
-
-PUBLISHED = 'gs://lm-human-preferences/labels/descriptiveness/offline_5k.json'
-
-
-def test_published_labels_that_cannot_be_had_name_their_mirror(server):
-    server.stop()
-    told = '; or give its mirror hf://datasets/vwxyzjn/lm-human-preferences/descriptiveness/'
-    with pytest.raises(UserError, match=told):
-        label_files.load_labels(hparams(PUBLISHED), encodings.Main)
 
 
 def test_preferences_are_the_best_with_each_of_the_others():
