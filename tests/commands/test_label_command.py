@@ -79,15 +79,6 @@ def test_skip_has_a_reason(path):
     assert answered.order.index(answered.value) == 2  # digits choose again
 
 
-def test_leaving_and_coming_back_goes_on_with_the_same_question(path):
-    make_folder(path, 4)
-    first = press(path, '12q')
-    again = press(path, 'q')
-    last, shown = (text.split('2 done, 2 to go')[1].split('leave')[0] for text in (first, again))
-    assert last == shown
-    assert TASK['instructions'] in first and TASK['instructions'] not in again
-
-
 def test_instructions_cannot_move_the_cursor(tmp_path):
     instructions = 'Look:\x1b[2J\n\tthe \u202eanswer'
     make_folder(tmp_path / 'f', 1, task={'instructions': instructions})

@@ -80,22 +80,17 @@ def test_hh_rlhf(converted):
 
 def test_helpsteer2(converted):
     def rated(prompt, response, helpfulness):
-        rest = {'correctness': 3, 'coherence': 4, 'complexity': 2, 'verbosity': 2}
-        return {'prompt': prompt, 'response': response, 'helpfulness': helpfulness, **rest}
+        return {'prompt': prompt, 'response': response, 'helpfulness': helpfulness}
 
     found = [rated('c', 'x', 1), rated('c', 'y', 4), rated('d', 'x', 2), rated('d', 'y', 2)]
     labels, said = converted('helpsteer2.py', lines_of(*found))
-    assert said_by(labels) == [(None, 'c', ('y', 'x'), 0)]
-    assert said == '1 pairs of the same helpfulness were left out\n'
+    assert said_by(labels) == [(None, 'c', ('y', 'x'), 0)] and said.startswith('1 pairs')
 
 
 def test_ultrafeedback(converted):
     def scored(*scores):
-        completions = [
-            {'model': 'm', 'response': f'r{score}', 'overall_score': score, 'critique': 'c'}
-            for score in scores
-        ]
-        return {'source': 's', 'instruction': 'Why?', 'models': [], 'completions': completions}
+        completions = [{'response': f'r{score}', 'overall_score': score} for score in scores]
+        return {'instruction': 'Why?', 'completions': completions}
 
     found = lines_of(scored(6.5, 8.5, 7, 1), scored(8, 8, 1, 2), scored(1, 2))
     labels, said = converted('ultrafeedback.py', found, label_type='best_of_4')
@@ -118,12 +113,9 @@ def test_arena(converted):
     def voted(winner, turn=1):
         question = {'content': 'Why?', 'role': 'user'}
         answers = [{'content': text, 'role': 'assistant'} for text in 'ab']
-        conversations = {
-            f'conversation_{name}': [question, answer] * turn
-            for name, answer in zip('ab', answers, strict=True)
-        }
-        rest = {'question_id': 'q', 'model_a': 'm', 'judge': 'arena_user_9', 'turn': turn}
-        return {**rest, 'winner': winner, **conversations}
+        first, second = ([question, answer] * turn for answer in answers)
+        rest = {'question_id': 'q', 'judge': 'arena_user_9', 'turn': turn, 'winner': winner}
+        return {**rest, 'conversation_a': first, 'conversation_b': second}
 
     text = json.dumps([voted('model_b'), voted('tie (bothbad)'), voted('model_a', turn=2)])
     labels, said = converted('arena.py', text)

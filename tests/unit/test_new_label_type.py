@@ -27,21 +27,6 @@ def registered(monkeypatch):
     example_label_type.register(monkeypatch)
 
 
-def hparams_of(experiment, **options):
-    hparams = train_reward.HParams()
-    hparams.override_from_nested_dict(resolved('train_reward', experiment).to_nested_dict())
-    hparams.override_from_dict(
-        {
-            'labels.type': 'ranking_of_4',
-            'run.save_dir': None,
-            'run.seed': 1,
-            **{name.replace('__', '.'): value for name, value in options.items()},
-        }
-    )
-    hparams.validate()
-    return hparams
-
-
 def test_it_is_known_by_its_name():
     assert label_types.get('ranking_of_3').samples == ('sample0', 'sample1', 'sample2')
     with pytest.raises(UserError, match=r'scalar_compare, ranking_of_N \(as in ranking_of_4, up'):
@@ -73,7 +58,9 @@ def test_people_answer_on_the_page_and_a_reward_model_learns_from_it(tmp_path):
             assert anna.answer(question['id'], 3, 4, 1, 2)[0] == 200
     rankings = [example_label_type.places(answer) for answer in answers_of(path, 'anna')]
     assert rankings == [[3, 4, 1, 2]] * 8
-    hparams = hparams_of('test', labels__source=str(path), batch_size=8, labels__num_train=8)
+    hparams = resolved('train_reward', 'test')
+    settings = {'labels.type': 'ranking_of_4', 'labels.source': str(path), 'labels.num_train': 8}
+    hparams.override_from_dict({**settings, 'run.save_dir': None, 'batch_size': 8})
     labels, *_ = load_labels(hparams, encodings.Test)
     assert labels['ranking'].tolist() == [answer.value for answer in answers_of(path, 'anna')]
     train_reward.train(hparams, Comm())
@@ -104,5 +91,4 @@ def test_answers_are_reported_and_exported(tmp_path):
     assert (comparison['n'], comparison['wins_of_against']) == (1, 1)
     options = f'--export {tmp_path}/pairs.json --export_as preferences'
     succeed(f'labels {path} {options} --without bob')
-    pairs = json.loads((tmp_path / 'pairs.json').read_text())
-    assert len(pairs) == 2 * 6
+    assert len(json.loads((tmp_path / 'pairs.json').read_text())) == 2 * 6
