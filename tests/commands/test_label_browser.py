@@ -4,7 +4,6 @@ import contextlib
 import re
 import signal
 
-import example_label_type
 import pytest
 from browser import Window, needs_chromium, webdriver
 from label_folders import make_folder
@@ -202,19 +201,6 @@ def test_the_scale_is_that_of_the_folder(window, path):
         window.press('5')  # is none of them
         assert window.script('isReady()')
     assert [answer.value for answer in answers_of(path.with_name('g'), 'anna')] == [0, 4]
-
-
-def test_several_keys_or_clicks_make_a_ranking(window, path, monkeypatch):
-    example_label_type.register(monkeypatch)
-    with shown(window, path, TEXTS, 'ranking_of_4'):
-        window.ready()
-        window.press('3', '3', '1', BACKSPACE, '4')
-        assert window.text('#status') == 'So far: 3, 4'
-        window.button(1).click()
-        window.button(2).click()
-        window.answered('1 of 12')
-    (answer,) = answers_of(path, 'anna')
-    assert example_label_type.places(answer) == [3, 4, 1, 2]
 
 
 def test_a_server_that_does_not_answer_and_one_that_is_killed(window, path):

@@ -224,12 +224,11 @@ def test_what_is_no_record(record, message):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize('score', [10**400, -1e39, True, 'nan'])
+@pytest.mark.parametrize('score', [10**400, True, 'nan'])
 def test_what_is_no_score(score):
+    record = {'query': 'a', 'sample': 'b', 'score': score}
     with pytest.raises(UserError, match="^here, field 'score' must be a number"):
-        records.parse(
-            {'query': 'a', 'sample': 'b', 'score': score}, 'here', label_types.get('scalar_rating')
-        )
+        records.parse(record, 'here', label_types.get('scalar_rating'))
 
 
 def hparams(source='x', too_long='refuse', label_type='best_of_2', query=3, response=2):
