@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -93,13 +94,18 @@ def test_scores(reward_model, tmp_path, monkeypatch):
     assert expected['great'] > expected['dull']
     # the directory of the model itself, and the record beside it
     assert succeed(f'score {reward_model[0]}/reward_model {file}').stdout == results[1]
+    # A pipe, with a byte order mark
     before = os.dup(0)
-    with open(file) as standard_input:
-        os.dup2(standard_input.fileno(), 0)
+    reading, writing = os.pipe()
+    with open(writing, 'w', encoding='utf-8-sig') as pipe:
+        pipe.write(Path(file).read_text())
+    os.dup2(reading, 0)
+    os.close(reading)
     try:
         assert succeed(f'score {reward_model[0]} -').stdout == results[1]
     finally:
         os.dup2(before, 0)
+        os.close(before)
 
 
 def test_texts_that_do_not_fit_are_scored_as_told(reward_model, tmp_path):

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 import random
 import types
 
@@ -353,18 +352,3 @@ def test_a_dialogue_that_is_too_long_keeps_its_end():
     tokeniser = tokeniser_of(Letters)
     for query in ('user: a\n\nassistant: b\n\nuser: cde', f'{DIALOGUE[:-11]}cde'):
         assert tokeniser.fitted('query', query, 'here') == [ord(letter) for letter in 'cde']
-
-
-def test_records_come_from_a_pipe():
-    """Also with a byte order mark."""
-    reading, writing = os.pipe()
-    with open(writing, 'w', encoding='utf-8-sig') as file:
-        file.write('{"prompt": "a"}\n')
-    before = os.dup(0)
-    os.dup2(reading, 0)
-    try:
-        assert records.read('-') == [('-, line 1', {'prompt': 'a'})]
-    finally:
-        os.dup2(before, 0)
-        os.close(before)
-        os.close(reading)
