@@ -24,7 +24,7 @@ def check_directory(directory: str) -> None:
     """Raise UserError if a run cannot be kept in `directory`."""
     existing = storage.existing_part(directory)
     if not (os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK)):
-        raise UserError(f'--save_dir: {directory} cannot be made: you may not write to {existing}')
+        raise UserError(f'--save_dir: {existing} is not a directory that you may write to')
     for folder, names_there, _ in os.walk(directory):
         for path in (os.path.join(folder, name) for name in names_there):
             if os.path.islink(path) and not storage.is_within(path, directory):

@@ -1,8 +1,4 @@
-"""Upload of a run from a staging directory to a store, where listed checkpoints stay complete.
-
-If the record (run_record) in the store names a process that the record in the staging directory
-lacks, another machine has continued the run.
-"""
+"""Upload of a run from a staging directory to a store, where listed checkpoints stay complete."""
 
 import contextlib
 import io
@@ -17,11 +13,13 @@ from lm_human_preferences.checkpointing import names
 from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.runs import run_record
 from lm_human_preferences.runs.run_files import EVALUATION, RECORD
-from lm_human_preferences.utils.logging import announce
 
 
 def is_up_to_date(url: str, directory: str) -> bool:
-    """Return whether a staging directory has everything that the store has."""
+    """Return whether a staging directory's record names all processes in the store's record.
+
+    Otherwise another machine has continued the run.
+    """
     return os.path.isdir(directory) and run_record.processes(url) <= run_record.processes(directory)
 
 
@@ -118,6 +116,8 @@ def uploaded(url: str, directory: str, pattern: re.Pattern[str]) -> Iterator[Cal
 
     def try_to_finish() -> None:
         """Upload what is missing, and go on if that fails."""
+        from lm_human_preferences.utils.logging import announce  # it loads numpy, for --help too
+
         try:
             finish()
         except UserError as e:

@@ -3,7 +3,8 @@
 import itertools
 import random
 
-from lm_human_preferences.labels.folder import QuestionWriter
+from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
+from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.language import encodings
 
 TASK = {
@@ -42,3 +43,10 @@ def make_folder(path, count=3, *, task=None, seed=0, samples=4, tokens=26, **hea
     with QuestionWriter(str(path), task, encodings.by_name(task['encoding'])) as writer:
         writer.add(list(itertools.islice(new, count)), [header] * count)
         return writer.folder
+
+
+def answer_all(path, name, value=0):
+    """Answer all questions of a folder alike."""
+    with Labeller(LabelFolder(str(path)), name) as labeller:
+        while question := labeller.next_question():
+            labeller.answer(question, value, 1.5)

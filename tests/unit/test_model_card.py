@@ -3,9 +3,8 @@
 import json
 
 import pytest
-from label_folders import make_folder
+from label_folders import answer_all, make_folder
 from run_folders import EVALUATION, write_learned, write_run
-from test_label_folder import answer_all
 
 from lm_human_preferences import storage
 from lm_human_preferences.labels.folder import LabelFolder

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from label_folders import make_folder
+from label_folders import answer_all, make_folder
 from page_rules import problems, sections_of
 from run_folders import (
     EVALUATION,
@@ -18,7 +18,6 @@ from run_folders import (
     write_samples,
     write_settings,
 )
-from test_label_folder import answer_all
 from two_runs import LABELLERS, birch, make_two_runs
 
 from lm_human_preferences import storage
