@@ -16,10 +16,7 @@ from lm_human_preferences.runs.run_files import EVALUATION, RECORD
 
 
 def is_up_to_date(url: str, directory: str) -> bool:
-    """Return whether a staging directory's record names all processes in the store's record.
-
-    Otherwise another machine has continued the run.
-    """
+    """Return whether no other machine has continued the run, by the processes in the records."""
     return os.path.isdir(directory) and run_record.processes(url) <= run_record.processes(directory)
 
 
@@ -49,20 +46,22 @@ def upload(url: str, directory: str, pattern: re.Pattern[str]) -> None:
     found = storage.listing(url)
     remote = {path: found[path] for path in found if pattern.fullmatch(path)}
     local = storage.local_files(directory, pattern)
+    lists = list(filter(_is_list, local))
     listed = set()
-    for path in filter(_is_list, local):
+    for path in lists:
         listed.update(_listed(path, Path(directory, path).read_text(encoding='utf-8')))
 
     def differs(path: str) -> bool:
         file = os.path.join(directory, path)
         return (os.path.getsize(file), storage.md5(file)) != remote.get(path)
 
+    changed = [path for path in local if path not in lists and differs(path)]
     # A run that was resumed with other settings replaces checkpoints that the lists name.
-    if any(_stem(path) and path in remote and differs(path) for path in local):
+    if any(_stem(path) and path in remote for path in changed):
         for path in filter(_is_list, list(remote)):
             storage.remove(storage.join(url, path))
             del remote[path]
-    for path in sorted(filter(differs, local), key=_order):
+    for path in [*sorted(changed, key=_order), *filter(differs, lists)]:
         with open(os.path.join(directory, path), 'rb') as file:
             storage.write(storage.join(url, path), file)
     for path in sorted(remote, key=_order, reverse=True):
