@@ -120,8 +120,9 @@ def _download(blob: Blob, client: Context, stat: Stat) -> None:
     # Machines that share the disk may not share the lock: each has its own temporary file.
     with atomic_write(blob.cached, by=os.uname().nodename) as (file,):
         computed = client.copy(blob.path, file.name, overwrite=True, return_md5=True)
-        if stat.md5 not in (None, computed):
-            raise blob.error(f'damaged on the way, with MD5 {computed}')
+        size = os.path.getsize(file.name)
+        if size != stat.size or stat.md5 not in (None, computed):  # a server may report no MD5
+            raise blob.error(f'damaged on the way, {size} of {stat.size} bytes and MD5 {computed}')
 
 
 def write(path: str, source: BinaryIO) -> None:

@@ -21,8 +21,8 @@ TABLES = ('.csv', '.tsv')  # endings of their names
 def read_text(path: str) -> str:
     """Return the text of a local or remote UTF-8 file, with every line end as \\n.
 
-    path: '-' stands for standard input.
     A byte order mark, as programs on Windows write it, is left out: JSON does not allow it.
+    path: '-' stands for standard input.
     """
     text = _decoded(_read(path), path)
     return text.replace('\r\n', '\n').replace('\r', '\n')

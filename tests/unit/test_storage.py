@@ -243,6 +243,10 @@ def test_an_upload_that_failed_is_not_made_later(server, blobs, monkeypatch, fau
 def test_a_server_without_md5(server):
     server.with_md5 = False
     assert contents(storage.cached_path(BASE + '/labels/a.json')) == b'[1]'
+    with storage.blobs._connected(BASE + '/labels/a.json') as (blob, client):
+        longer = client.stat(blob.path)._replace(size=4)
+        with pytest.raises(storage.StorageError, match='damaged on the way, 3 of 4 bytes'):
+            storage.blobs._download(blob, client, longer)
 
 
 def test_unwritable_cache(server, tmp_path, monkeypatch):
