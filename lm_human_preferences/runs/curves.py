@@ -52,6 +52,6 @@ def _files(run: str, events: str) -> list[str]:
     if not storage.is_remote(run):
         return event_files.paths(directory)
     with contextlib.suppress(storage.StorageError):
-        names = sorted(storage.listing(directory))
-        return [storage.cached_path(storage.join(directory, name)) for name in names]
+        names = (name for name in storage.listing(directory) if name.startswith(event_files.PREFIX))
+        return [storage.cached_path(storage.join(directory, name)) for name in sorted(names)]
     return []

@@ -21,7 +21,7 @@ from tensorboard.compat.proto.summary_pb2 import (
 from lm_human_preferences.storage.crc import masked_crc
 
 _STRING = 7  # TensorFlow's data type DT_STRING
-_PREFIX = 'events.out.tfevents.'  # prefix of the names of TensorBoard's files
+PREFIX = 'events.out.tfevents.'  # prefix of the names of TensorBoard's files
 
 
 def create(directory: str, first_step: int | None) -> io.FileIO:
@@ -33,7 +33,7 @@ def create(directory: str, first_step: int | None) -> io.FileIO:
         other = os.path.basename(path).split('.')[3]
         if other.isdecimal():
             second = max(second, int(other) + 1)
-    name = f'{_PREFIX}{second}.{socket.gethostname()}.{os.getpid()}'
+    name = f'{PREFIX}{second}.{socket.gethostname()}.{os.getpid()}'
     file = open(os.path.join(directory, name), 'ab', buffering=0)
     file.write(_encode(Event(wall_time=time.time(), file_version='brain.Event:2')))
     if first_step is not None:
@@ -86,7 +86,7 @@ def purge(directory: str, step: int) -> None:
 
 def paths(directory: str) -> list[str]:
     """Return the files of events in a directory in their order, without links and pipes."""
-    found = glob.glob(os.path.join(glob.escape(directory), f'{_PREFIX}*'))
+    found = glob.glob(os.path.join(glob.escape(directory), f'{PREFIX}*'))
     return sorted(path for path in found if os.path.isfile(path) and not os.path.islink(path))
 
 
