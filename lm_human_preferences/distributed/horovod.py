@@ -58,12 +58,14 @@ class Horovod:
 
 def is_chosen(allreduce: str, family: Family | None) -> bool:
     """Return whether ranks under this MPI average by Horovod; UserError if they must but cannot."""
-    if allreduce == 'torch' or is_usable(family):
-        return allreduce != 'torch'
+    if allreduce == 'torch':
+        return False
+    if is_usable(family):
+        return True
     if allreduce == 'horovod':
         raise UserError(
             '--run.allreduce horovod: there is none for this torch, with NCCL if there are GPUs,'
-            f' under {family.name if family else "ranks without MPI"}: compile it by `sh'
+            f' under {family.name if family else "a launcher without MPI"}: compile it by `sh'
             ' tools/horovod.sh` for MPICH, or `MPI=openmpi sh tools/horovod.sh`, and start the'
             ' ranks by that mpiexec; or use auto'
         )

@@ -83,6 +83,11 @@ def _meet_over_mpi(launch: Launch, family: Family) -> tuple[Endpoint, socket.soc
     mpi = load_mpi(family)
     _unlink_shared_memory()
     world = mpi.COMM_WORLD
+    if world.Get_size() != launch.size:
+        raise UserError(
+            f'{launch.size} ranks were started, but each sees a world of {world.Get_size()}, by'
+            f' another MPI than {family.name}: unset MPI4PY_LIBMPI and MPI4PY_MPIABI'
+        )
     is_one_host = world.Split_type(mpi.COMM_TYPE_SHARED).Get_size() == launch.size
     listener = None
     message = bytearray(1 << 16)

@@ -294,6 +294,15 @@ def test_no_mpi_library_is_one_line(tmp_path):
     assert told.startswith('MPICH started these ranks, but mpi4py loads no libmpi.so.12 (')
 
 
+def test_ranks_of_another_mpi_are_recognised(monkeypatch):
+    """Whose mpiexec starts worlds of one rank each."""
+    world = SimpleNamespace(Get_size=lambda: 1)
+    monkeypatch.setattr(meeting, 'load_mpi', lambda family: SimpleNamespace(COMM_WORLD=world))
+    started_with(monkeypatch, BY_MPICH)
+    with pytest.raises(UserError, match='^4 ranks were started, but each sees a world of 1, by'):
+        meeting.meet(1)
+
+
 OF_MPICH = b'\0libmpi.so.12\0'
 BY_DEBIAN = b'\0libmpi_cxx.so.40\0libmpich.so.12\0'
 
