@@ -150,7 +150,7 @@ class TrainPolicy:
 
 
 Training = TrainReward | TrainPolicy
-Settings = policy_options.HParams | reward_options.CommandHParams
+Settings = policy_options.Training
 
 
 @dataclasses.dataclass(frozen=True)

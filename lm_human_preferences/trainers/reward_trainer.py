@@ -34,7 +34,7 @@ class RewardModelTrainer:
     reward_model: RewardModel
     policy: Policy
     query_sampler: QuerySampler
-    labels: dict[str, torch.Tensor]
+    labels: Labels
     phase: TrainReward
     logger: Logger
     comm: Comm

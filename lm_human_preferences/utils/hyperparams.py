@@ -156,7 +156,7 @@ class HParams:
         keep_unknown: put settings without a field into `unknown`; otherwise they are errors.
         """
         for name, value in nested_dict.items():
-            if keep_unknown and name not in fields(type(self)):
+            if keep_unknown and not self.has(name):
                 self.unknown = {**self.unknown, name: value}
                 continue
             group = group_class(self._field(name).type)
