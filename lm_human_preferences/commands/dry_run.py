@@ -103,10 +103,8 @@ def _queries(plan: Plan, encoder: Encoder | None, unchecked: list[str]) -> list[
         return []
     sampler = lm_tasks.make_query_sampler(task, encoder=encoder, batch_size=1)
     first = encoder.decode(sampler()['tokens'][0])
-    lines = [f'first query: {first!r:.{SHOWN}}', *checks.check_queries(plan, encoder)]
-    if plan.policy is not None and plan.policy.run.is_evaluated:
-        lines += lm_tasks.query_notes(task, encoder, 'test')
-    return lines
+    notes = checks.check_queries(plan, encoder, with_test=True)
+    return [f'first query: {first!r:.{SHOWN}}', *notes]
 
 
 def _labels(

@@ -42,12 +42,16 @@ def sizes_of(plan: Plan, sizes: Sizes, create: Callable[[Iterable[str]], Network
     return shared.with_learned(sizes, create, plan.trainings[-1].adapters)
 
 
-def check_queries(plan: Plan, encoder: Encoder) -> list[str]:
-    """Return notes on ends and on a user's own file of texts; UserError if it cannot be used."""
+def check_queries(plan: Plan, encoder: Encoder, *, with_test: bool = False) -> list[str]:
+    """Return notes on ends and on a user's own file of texts; UserError if it cannot be used.
+
+    with_test: return also the notes on an evaluation's texts, which a training leaves to it.
+    """
     notes = lm_tasks.end_notes(plan.settings.task, encoder)
     notes += lm_tasks.query_notes(plan.settings.task, encoder, 'train')
     if plan.policy is not None and plan.policy.run.is_evaluated:
-        lm_tasks.query_notes(plan.settings.task, encoder, 'test')  # the evaluation shows them
+        of_test = lm_tasks.query_notes(plan.settings.task, encoder, 'test')
+        notes += of_test if with_test else []
     return notes
 
 
