@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import itertools
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -231,9 +230,15 @@ class Sampler:
         )
 
     def answered(self, queries: torch.Tensor, wanted: int) -> list[dict[str, Any]]:
-        """Answer all `queries (batch, query_length)`; return the first `wanted` samples."""
+        """Answer all `queries (batch, query_length)`; return the first `wanted` samples.
+
+        Only these are scored, unless the policy itself has scored all, as BestOfN does.
+        """
+        if not wanted:
+            return []
         drawn = self.policy.respond(queries, self.task.response_length)
-        responses = drawn['responses']
+        drawn = {name: values[:wanted] for name, values in drawn.items()}
+        queries, responses = queries[:wanted], drawn['responses']
         if 'score' not in drawn:
             drawn |= self._scores(queries, responses)
         drawn['kl'] = self._kl(queries, drawn)
@@ -246,8 +251,7 @@ class Sampler:
         for name in SCORES:
             if name in drawn:
                 columns[name] = _numbers(drawn[name])
-        rows = itertools.islice(zip(*columns.values(), strict=True), wanted)
-        return [dict(zip(columns, row, strict=True)) for row in rows]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def _scores(self, queries: torch.Tensor, responses: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return {'score': (batch,)}, NaN without a reward; and 'score_std' if that is a head."""

@@ -1,11 +1,14 @@
 """commands/sampler by hand: which response is the best, its rank, and the KL of the choice."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from lm_human_preferences.commands.sampler import choose
+from lm_human_preferences.commands.sampler import Sampler, choose
+from lm_human_preferences.hparams.task_options import TaskHParams
+from lm_human_preferences.language import encodings
 
 NAN, INF = math.nan, math.inf
 
@@ -50,3 +53,23 @@ def test_the_mean_kl_is_that_of_the_best_of_n(probabilities):
     found = choose(draws.view(-1, n).double()).kl.mean()
     assert abs(found - exact) < 0.06 * exact
     assert found < math.log(n) - (n - 1) / n
+
+
+def test_only_the_samples_that_are_wanted_are_scored():
+    """A batch is sampled whole, but each score may be dear."""
+    encoder = encodings.Test.get_encoder()
+    both = {'encoder': encoder, 'padding_token': encoder.padding_token}
+    scored = []
+
+    def score(queries, responses):
+        scored.extend(zip(queries.flatten().tolist(), responses.flatten().tolist(), strict=True))
+        return responses.flatten().float()
+
+    queries = torch.tensor([[1], [2], [3]])
+    policy = SimpleNamespace(respond=lambda *_: {'responses': queries + 3}, **both)
+    task = TaskHParams(query_length=1, response_length=1)
+    sampler = Sampler(policy, task, SimpleNamespace(score=score, **both))
+    rows = sampler.answered(queries, wanted=2)
+    assert [row['response_tokens'] for row in rows] == [[4], [5]]
+    assert [row['score'] for row in rows] == [4, 5] and scored == [(1, 4), (2, 5)]
+    assert sampler.answered(queries, wanted=0) == [] and len(scored) == 2
