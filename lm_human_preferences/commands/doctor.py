@@ -110,8 +110,8 @@ def doctor() -> None:
         try:
             print(f'ok       {name}: {check()}', flush=True)
         except Exception as e:  # any error is a finding for the user
-            text = ' '.join(f'{type(e).__name__}: {e}'.splitlines())
-            print(f'problem  {name}: {text.removeprefix("UserError: ")}', flush=True)
+            text = str(e) if isinstance(e, UserError) else f'{type(e).__name__}: {e}'
+            print(f'problem  {name}: {" ".join(text.splitlines())}', flush=True)
             broken.add(name)
     problems = f'{len(broken)} problem(s). `sh tools/setup.sh` installs packages that are missing.'
     print(problems if broken else 'All is well.')
