@@ -42,13 +42,6 @@ def fixed_queries(
     return torch.tensor(list(found))
 
 
-def hooks(trainer: PPOTrainer, phase: TrainPolicy, seed: int | None, reader: Encoder) -> list[Hook]:
-    """Return [hook that saves samples] on rank 0; [] on other ranks, or if nothing is saved."""
-    if trainer.comm.rank != 0 or phase.run.directory is None:
-        return []
-    return [TrackedSamples(trainer, phase, seed, reader)]
-
-
 class OriginalSamples(Hook):
     """Hook that prints the first few episodes of a PPO step and its duration, as the original."""
 

@@ -177,8 +177,8 @@ def hooks(trainer: PPOTrainer, phase: TrainPolicy, checkpointer: Checkpointer) -
         from lm_human_preferences.online.collection import Collection
 
         found.append(Collection(trainer, phase, checkpointer))
-    if run.sample_queries:
-        found += tracked_samples.hooks(trainer, phase, checkpointer.seed, reader)
+    if run.sample_queries and run.directory is not None and trainer.comm.rank == 0:
+        found.append(tracked_samples.TrackedSamples(trainer, phase, checkpointer.seed, reader))
     columns = {'score': ('objective/score', '.2f')}
     if trainer.reward_blocks:  # a head gives the scores
         columns['spread'] = 'objective/score_std', '.2f'

@@ -132,15 +132,6 @@ def _world_size(mpi: int | None) -> int:
 # ---------------------------------------------------------------- commands
 
 
-def start_with_options(
-    job: str, options: hyperparams.HParams, settings: dict[str, Any], **arguments: Any
-) -> None:
-    """Start `job` with `arguments` and its `options`, overridden by the user's `settings`."""
-    user_settings.override(options, settings)
-    nested = validated(options).to_nested_dict()
-    start_job(job, arguments | nested, mpi=1, has_ranks=False)
-
-
 def job_command(
     name: str,
     job: str,
@@ -157,8 +148,11 @@ def job_command(
     names = [each if isinstance(each, str) else str(each.name) for each in arguments]
 
     def start(settings: dict[str, Any], *values: Any) -> None:
-        given = dict(zip(names, values, strict=True))
-        start_with_options(job, options(), settings, **given, **more())
+        """Start the job. settings: {option: value}, as given. values: one for each argument."""
+        own = options()
+        user_settings.override(own, settings)
+        given = {**dict(zip(names, values, strict=True)), **more()}
+        start_job(job, given | validated(own).to_nested_dict(), mpi=1, has_ranks=False)
 
     return Command(name, start, user_settings.settable(options), arguments, **attrs)
 

@@ -132,8 +132,7 @@ class Command(click.Command):
         if set(HELP) & set(args):
             click.echo(ctx.get_help())
             ctx.exit()
-        words = args, self.fields, self.arguments, self.positionals
-        ctx.params = read_words(*words, rest=self.rest)
+        ctx.params = read_words(args, self.fields, self.arguments, self.positionals, rest=self.rest)
         return []
 
     def invoke(self, ctx: click.Context) -> object:

@@ -80,11 +80,8 @@ class Networks:
         rows: rows of a backward pass. tokens: tokens of a row, with padding. predicted: how many of
         them have their logits computed at once.
         """
-        own, is_cpu, is_reduced = (
-            sizes.own_parameters(),
-            device.type == 'cpu',
-            run.precision == 'bf16',
-        )
+        own = sizes.own_parameters()
+        is_cpu, is_reduced = device.type == 'cpu', run.precision == 'bf16'
         # Retraining comes on top of the moments of the networks that learn.
         learning = len(self.learning) + bool(self.retrained)
         number = HALF if is_reduced else FLOAT
