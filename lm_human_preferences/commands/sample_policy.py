@@ -30,7 +30,7 @@ SHOWN = 60  # characters of a prompt in an error message
 
 
 def sample_policy(options: SampleHParams, comm: comms.Comm | None = None) -> None:
-    """Print `nsamples` queries with responses (all ranks together); options: see sample.py."""
+    """Print `nsamples` queries with responses (all ranks together); options: see SampleHParams."""
     comm = comm or comms.init_comm()
     per_query, best_of, output = options.per_query, options.best_of, options.output
     is_original = options.console == 'original'

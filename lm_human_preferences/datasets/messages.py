@@ -1,6 +1,6 @@
 """Queries and dialogues in records: as fields, as lists of chat messages, as texts for people.
 
-Chat messages {"role", "content"} are the text
+People read a list of chat messages {"role", "content"} as
 
     user: Which film is good?
 

@@ -193,9 +193,7 @@ class ScoreHParams(hyperparams.HParams):
 
 @dataclass
 class ImportHParams(hyperparams.HParams):
-    labeller: str = option(
-        'imported', 'in a folder, labeller of nameless answers; imported: unknown people'
-    )
+    labeller: str = option('imported', 'labeller of nameless answers; imported: unknown people')
     ties: bool = own_option(False, 'in a new folder, answers may prefer none of the samples')
 
 

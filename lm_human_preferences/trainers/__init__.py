@@ -1,1 +1,1 @@
-"""Trainers of policies and reward models, and hooks that print, check and save after a step."""
+"""Trainers of policies, reward models and heads, and the labels that they learn from."""

@@ -1,4 +1,4 @@
-"""Labels that reward models are trained on: loaded once, split, and recorded in the run."""
+"""Labels that reward models are trained on: loaded or sampled, split, and described for the run."""
 
 from typing import Any, NamedTuple
 

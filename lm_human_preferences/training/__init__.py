@@ -1,1 +1,1 @@
-"""Common parts of trainings: loop, optimizer, KL, precision, log-probabilities, memory, console."""
+"""Common parts of trainings: loop, hooks, optimizer, networks, precision, vocabulary, console."""
