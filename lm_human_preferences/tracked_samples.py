@@ -16,7 +16,12 @@ from lm_human_preferences.runs import run_files
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.training.loop import KL_COEF, Hook
 from lm_human_preferences.utils.core import random_stream
-from lm_human_preferences.utils.logging import announce, log_as_original, log_in_summary
+from lm_human_preferences.utils.logging import (
+    announce,
+    console_is,
+    log_as_original,
+    log_in_summary,
+)
 from lm_human_preferences.utils.option_checks import ceil_div
 
 if TYPE_CHECKING:
@@ -52,7 +57,7 @@ class OriginalSamples(Hook):
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
         """Print samples on rank 0 if they are due; the original counts steps from 0."""
         trainer, rollout = self.trainer, self.trainer.rollout
-        if rollout is None or trainer.comm.rank != 0:
+        if rollout is None or trainer.comm.rank != 0 or not console_is('original'):
             return
         if trainer.logger.is_due(step - 1):
             first = rollout[:SHOWN]
