@@ -155,6 +155,7 @@ class AnswerLog(json_lines.Reader):
         self.labeller = os.path.basename(path).removesuffix('.jsonl')
         self.kept: dict[str, Answer] = {}  # {uuid: answer}, without those that were taken back
         self.last: dict[str, Answer] = {}  # {question: the last of `kept` to it}
+        self.latest = 0.0  # time of the latest answer, even if it was taken back
 
     def refresh(self) -> None:
         """Read the lines that were added to the file since the last call."""
@@ -177,6 +178,7 @@ class AnswerLog(json_lines.Reader):
                 ' is a copy; take it out of the folder'
             )
         self.given[answer.uuid] = self.kept[answer.uuid] = self.last[answer.question] = answer
+        self.latest = max(self.latest, answer.time)
 
     def _take_back(self, uuid: str, where: str) -> None:
         if uuid not in self.kept:

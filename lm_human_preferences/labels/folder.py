@@ -208,7 +208,7 @@ class LabelFolder:
 
     def time_of_next_answer(self) -> float:
         """Return the time in seconds since 1970, raised if needed above that of every answer."""
-        latest = max((answer.time for answer in self.given.values()), default=0.0)
+        latest = max((log.latest for log in self.logs.values()), default=0.0)
         return max(time.time(), math.nextafter(latest, sys.float_info.max))
 
     def lines_read(self) -> dict[str, int]:
