@@ -15,8 +15,7 @@ from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.language.network import HEADS, Network
 from lm_human_preferences.language.weights import Weights, load_parameters
 from lm_human_preferences.ppo import ScoreFn
-from lm_human_preferences.reward_models.locations import SCOPE, reward_model_dir
-from lm_human_preferences.runs import run_files
+from lm_human_preferences.reward_models.locations import SCOPE, reward_model_dir, scopes_of
 from lm_human_preferences.utils.core import TokenIds, default_device, token_ids
 from lm_human_preferences.utils.logging import log_as_original
 
@@ -227,11 +226,6 @@ def networks_of(reward_model: ScoringModel | None) -> dict[str, Any]:
     if not isinstance(reward_model, EnsembleReward):
         return {SCOPE: reward_model}
     return dict(zip(scopes_of(len(reward_model.members)), reward_model.members, strict=True))
-
-
-def scopes_of(members: int) -> tuple[str, ...]:
-    """Return the scopes that an ensemble's models have in checkpoints, one per member."""
-    return tuple(run_files.member_name(SCOPE, number) for number in range(members))
 
 
 def make_score_fn(task: lm_tasks.TaskHParams, reward_model: ScoringModel) -> ScoreFn:

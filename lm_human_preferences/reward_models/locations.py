@@ -22,6 +22,11 @@ class Location(NamedTuple):
     scope: str = SCOPE
 
 
+def scopes_of(members: int) -> tuple[str, ...]:
+    """Return the scopes that an ensemble's models have in checkpoints, one per member."""
+    return tuple(run_files.member_name(SCOPE, number) for number in range(members))
+
+
 def locations_of(path: str, members: int | None = None) -> list[Location]:
     """Return locations of `members` reward models (None: all) at `path`; else UserError."""
     first = reward_model_dir(path).rstrip('/')
@@ -33,7 +38,7 @@ def locations_of(path: str, members: int | None = None) -> list[Location]:
     missing = [each for each in directories if not is_model(each)]
     if not missing:
         return [Location(directory) for directory in directories]
-    scopes = [run_files.member_name(SCOPE, number) for number in range(members)]
+    scopes = scopes_of(members)
     if os.path.basename(first) == run_files.POLICY.network:
         there = TrainedModel(first).open_weights().scopes()
         missing = [f'{scope} in {first}' for scope in scopes if scope not in there]

@@ -61,7 +61,7 @@ class RewardSource:
         """Networks of a policy's training, including those of the reward."""
         if not self.role:
             return POLICY_NETWORKS
-        scopes = (*getattr(POLICY_NETWORKS, self.role), *rewards.scopes_of(self.members))
+        scopes = (*getattr(POLICY_NETWORKS, self.role), *locations.scopes_of(self.members))
         return dataclasses.replace(POLICY_NETWORKS, **{self.role: scopes})
 
     def pinned(self, comm: Comm) -> Self:
