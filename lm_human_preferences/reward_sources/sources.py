@@ -154,8 +154,7 @@ class ClassifierSource(RewardSource):
         """Return the option of a classifier whose config or weights are not on this machine."""
         directory, _ = loading.split_class(self.name)
         path = storage.model_path(directory) or directory
-        has_weights = not storage.is_hub(path) or weights.are_here(path)
-        is_there = _is_here(directory) and has_weights
+        is_there = storage.is_here(path) and (not storage.is_hub(path) or weights.are_here(path))
         return [] if is_there else [f'--rewards.trained_model {self.name}']
 
     def check(self, encoding: Encoding | None) -> TextScorer | None:
