@@ -19,6 +19,8 @@ from lm_human_preferences.storage.schema import matches_schema
 
 ABOUT = 'about'  # key in the file's metadata: the head's model and task, as JSON
 DIGEST = 'sha256'  # key in the JSON of ABOUT
+# Errors that wrong content of a head's file causes
+WRONG = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 # Fractions of the depth where hidden states are read: chosen on a real model, see docs/real-run.md
 MIDDLE, LATE = 0.6, 0.9
 SMALLEST_DEVIATION = 1e-6  # features or scores with a smaller deviation count as constant
@@ -143,10 +145,7 @@ def load(directory: str) -> tuple[Head, dict[str, Any]]:
         if about.pop(DIGEST) != _digest(vars(head), about):
             raise ValueError('its checksum does not match')
         _check(head, about)
-    except (
-        *(SafetensorError, RecursionError, AttributeError),
-        *(LookupError, TypeError, ValueError),
-    ) as e:
+    except (SafetensorError, *WRONG) as e:
         raise UserError(f'{os.path.join(directory, FILE)} is damaged: {e}') from e
     return head, about
 
