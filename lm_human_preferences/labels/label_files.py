@@ -17,7 +17,7 @@ from lm_human_preferences.label_types import TIE, TIED, LabelType
 from lm_human_preferences.labels import simulated
 from lm_human_preferences.labels.answers import Answer
 from lm_human_preferences.labels.folder import LabelFolder, is_folder, parse_names
-from lm_human_preferences.labels.task_file import check_same_task
+from lm_human_preferences.labels.task_file import LENGTHS, check_same_task
 from lm_human_preferences.labels.texts import records, token_ids, tokenise
 from lm_human_preferences.language.encodings import Encoding
 
@@ -107,7 +107,7 @@ def _open_folder(
 
 def tensors_of(folder: LabelFolder, answers: Sequence[Answer]) -> dict[str, torch.Tensor]:
     """Return `answers` to questions of a folder as labels {field: (answers, *schema.shape)}."""
-    lengths = {name: folder.task['task'][name] for name in ('query_length', 'response_length')}
+    lengths = {name: folder.task['task'][name] for name in LENGTHS}
     objects = list(folder.as_labels(answers))
     return _as_tensors(folder.path, objects, folder.label_type, lengths, folder.encoding())
 

@@ -26,6 +26,7 @@ from lm_human_preferences.labels.labeller import Labeller, names_in
 from lm_human_preferences.labels.task_file import new_task
 from lm_human_preferences.online.questions import QuestionSource, label_command
 from lm_human_preferences.online.retraining import retrainer_of
+from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.runs import run_record
 from lm_human_preferences.runs.run_files import LABELS, USED
 from lm_human_preferences.storage.schema import COUNT, matches_schema
@@ -37,7 +38,6 @@ from lm_human_preferences.utils.logging import announce
 
 if TYPE_CHECKING:
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
-    from lm_human_preferences.plan.phases import TrainPolicy
 
 POLL_SECONDS = 1.0  # seconds between two checks for new answers
 REPORT_SECONDS = 60.0  # seconds between two lines about missing labels

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lm_human_preferences import label_types, storage, train_reward
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.frozen_head.reward import FrozenReward
 from lm_human_preferences.labels.held_out import Labels, Prediction, predict, split
-from lm_human_preferences.plan.phases import TrainReward
+from lm_human_preferences.plan.phases import TrainPolicy, TrainReward
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_models.locations import SCOPE
 from lm_human_preferences.rewards import EnsembleReward, RewardModel
@@ -20,9 +20,6 @@ from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.utils.core import ceil_div, random_stream
 from lm_human_preferences.utils.logging import Logger, announce
-
-if TYPE_CHECKING:
-    from lm_human_preferences.plan.phases import TrainPolicy
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)

@@ -119,7 +119,7 @@ class LabelServer(contextlib.AbstractContextManager['LabelServer']):
     def wait(self) -> None:
         """Wait until the server has stopped."""
         while self._thread.is_alive():  # after an interrupted `join`, a thread seems to have ended
-            time.sleep(0.1)
+            time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
         """Send open replies, then stop; every answer that was acknowledged is on the disk."""
