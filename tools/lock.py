@@ -26,7 +26,7 @@ PYTHONS = (
     '3.12',
     '3.13',
     '3.14',
-)  # the oldest first; tools/setup.sh and doctor.py have the same limits
+)  # the oldest first; tools/setup.sh has the same limits
 NO_WHEEL = ('horovod',)  # compiled by tools/horovod.sh
 
 
