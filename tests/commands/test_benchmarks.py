@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 from command_line import succeed
-from test_own_tokeniser import write_chat_model
+from tiny_causal_lms import write_chat_model
 
 import launch
 import sample

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from command_line import invoke
 from documentation import page
-from test_own_tokeniser import write_chat_model
+from tiny_causal_lms import write_chat_model
 
 import launch
 import sample

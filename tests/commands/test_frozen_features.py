@@ -11,7 +11,7 @@ import pytest
 from command_line import error_of, invoke, last_error_of, succeed
 from documentation import fenced
 from events import events_of
-from test_own_tokeniser import write_chat_model
+from tiny_causal_lms import write_chat_model
 
 import sample
 from lm_human_preferences.checkpointing import checkpoints

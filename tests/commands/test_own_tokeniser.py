@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from command_line import error_of, invoke, succeed
-from tiny_causal_lms import save, tiny
+from tiny_causal_lms import write_chat_model
 from tiny_tokenisers import END, write_byte_level, write_words
 
 import sample
@@ -18,8 +18,8 @@ PAIRS = [
 ]
 
 
-def write_model(directory, write=write_byte_level, **settings):
-    write(directory, **settings)
+def write_model(directory, write=write_byte_level):
+    write(directory)
     (directory / 'config.json').write_text('{"model_type": "llama"}')
     return directory
 
@@ -74,10 +74,6 @@ DIALOGUE = [
     {'role': 'assistant', 'content': 'The dog.'},
     {'role': 'user', 'content': 'Which?'},
 ]
-TEMPLATE = (
-    "{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}"
-    f'{END}{{% endfor %}}[assistant]'
-)
 
 
 @pytest.fixture
@@ -86,12 +82,6 @@ def queries(tmp_path):
     path.write_text(f'{json.dumps(DIALOGUE)}\n')
     path.with_suffix('.test.jsonl').write_text('"It was late. Why?"\n"Who is lazy?"\n')
     return path
-
-
-def write_chat_model(directory, seed=0, positions=128, **sizes):
-    write_model(directory, chat_template=TEMPLATE)
-    model = tiny('llama', seed, vocab_size=512, max_position_embeddings=positions, **sizes)
-    return save(model, directory)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Tiny models of transformers' families, with random weights, and ways to train them."""
 
 import torch
+from tiny_tokenisers import END, write_byte_level
 
 N_VOCAB = 60  # tokens of an encoding; the embedding has some more rows
 SIZES = {
@@ -71,6 +72,19 @@ def tiny(family, seed=0, **settings):
 def save(model, directory):
     model.save_pretrained(directory)
     return directory
+
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}"
+    f'{END}{{% endfor %}}[assistant]'
+)
+
+
+def write_chat_model(directory, seed=0, positions=128):
+    """Write a Llama with a tokeniser of its own, which has a chat template."""
+    write_byte_level(directory, chat_template=CHAT_TEMPLATE)
+    model = tiny('llama', seed, vocab_size=512, max_position_embeddings=positions)
+    return save(model, directory)
 
 
 def both_steps(model, directory, more=''):
