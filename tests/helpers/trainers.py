@@ -17,13 +17,10 @@ from lm_human_preferences.train_policy import HParams, PPOTrainer, learning_sett
 PARAMETERS_ATOL = 5e-6
 
 
-def hparams_of(cls, nested, **overrides):
-    """Make hyperparameters of a recorded nested dict; overrides: with __ for dots."""
+def hparams_of(cls, nested):
+    """Make hyperparameters of a recorded nested dict."""
     hparams = cls()
     hparams.override_from_nested_dict(nested)
-    hparams.override_from_dict(
-        {name.replace('__', '.'): value for name, value in overrides.items()}
-    )
     return hparams
 
 

@@ -73,11 +73,10 @@ def trained(model, tmp_path_factory):
     return folder / 'run'
 
 
-def base_of(model, **options):
+def base_of(model):
     hparams = resolved('train_policy', 'test')
-    of_policy = {'initial_model': str(model), 'lora': 'on', **options}
     for prefix in ('task.policy.', 'rewards.train_new_model.task.policy.'):
-        hparams.override_from_dict({prefix + name: value for name, value in of_policy.items()})
+        hparams.override_from_dict({f'{prefix}initial_model': str(model), f'{prefix}lora': 'on'})
     return shared.Bases().under(
         TrainedModel(str(model)), policy_phase(hparams).adapters, hparams.run, 'policy', COMM
     )

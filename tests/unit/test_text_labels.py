@@ -38,8 +38,8 @@ def pair(query, chosen='Because.', rejected='No.'):
     return query, chosen, rejected
 
 
-def parsed(record, where='here'):
-    label = records.parse(record, where, PAIRS)
+def parsed(record):
+    label = records.parse(record, 'here', PAIRS)
     if not label.is_pair:
         return label
     return label.query, label.samples[label.answer], label.samples[1 - label.answer]

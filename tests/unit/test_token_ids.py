@@ -40,11 +40,10 @@ def words(text, length):
     return (tokens + [256 + len(spelled) + 1] * length)[:length]
 
 
-def load(tmp_path, labels, encoding, too_long='refuse'):
+def load(tmp_path, labels, encoding):
     path = tmp_path / 'labels.json'
     path.write_text(json.dumps(labels))
-    hparams = label_hparams(path, **{'labels.too_long': too_long})
-    return label_files.load_labels(hparams, encoding)[:2]
+    return label_files.load_labels(label_hparams(path), encoding)[:2]
 
 
 def label_of(encoded, *texts, best=0, **more):

@@ -57,9 +57,9 @@ def rewrite(directory, change):
     write_bundle(str(directory / 'model.ckpt'), tensors)
 
 
-def error_of(directory, **settings):
+def error_of(directory):
     with pytest.raises(UserError) as caught:
-        TrainedModel(str(directory), **settings).build(scope='policy', scalar_heads=['value'])
+        TrainedModel(str(directory)).build(scope='policy', scalar_heads=['value'])
     assert '\n' not in str(caught.value)
     return str(caught.value)
 
