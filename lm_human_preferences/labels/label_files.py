@@ -70,7 +70,9 @@ def load_labels(
         about = {**about_answers(answers[:num_train]), 'answers': folder.lines_read()}
     else:
         objects, notes = _read_file(settings, encoding)
-    if len(objects) < (num_train or 1):
+    if not objects:
+        raise UserError(f'{source} has no labels')
+    if num_train is not None and len(objects) < num_train:
         wanted = settings.labels.setting('num_train')
         raise UserError(f'{source} has {len(objects)} labels, too few for {wanted}')
     label_type = label_types.get(settings.labels.type).allow_ties()

@@ -90,9 +90,17 @@ def test_mistake_in_a_label(load, tmp_path, change, told):
     assert str(caught.value) == f'{where} {told}'
 
 
-def test_a_file_without_labels_is_refused(load):
-    with pytest.raises(UserError, match='has 0 labels, too few for --labels.num_train None'):
-        load([])
+@pytest.mark.parametrize(
+    'count, settings, told',
+    [
+        (3, {'num_train': 4}, 'has 3 labels, too few for --labels.num_train 4'),
+        (0, {}, 'has no labels'),
+    ],
+)
+def test_a_file_with_too_few_labels_is_refused(load, tmp_path, count, settings, told):
+    with pytest.raises(UserError) as caught:
+        load([label()] * count, **settings)
+    assert str(caught.value) == f'--labels.source {tmp_path}/labels.json {told}'
 
 
 def test_answers_of_a_folder_are_checked_as_those_of_a_file_are(tmp_path):
