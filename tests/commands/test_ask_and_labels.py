@@ -100,6 +100,7 @@ def test_ask_names_the_next_command(tmp_path):
     result = invoke(['ask', 'test', str(folder), '--count=1'])
     command = f"./launch.py label '{tmp_path}/anna'\"'\"'s' --labeller NAME"
     assert f'\nTo answer them: {command}\n' in result.stdout
+    assert result.stdout.endswith(f'To train on the answers: {command_to_train(folder, 1)}\n')
 
 
 def test_the_share_holds_over_all_calls(tmp_path):
@@ -135,8 +136,11 @@ def test_mistakes_of_ask_are_one_line(tmp_path):
     assert not (tmp_path / 'f').exists()
     assert 'give a local directory' in error('test az://account/container/f')
     assert 'name another policy' in error(f'test {tmp_path}/f --policy run --against run/')
-    assert 'need --best_of N' in error(f'test {tmp_path}/f --judge mock')
-    assert 'no reward of its own' in error(f'test {tmp_path}/f --best_of 2')
+    told = error(f'test {tmp_path}/f --judge mock')
+    assert told == '--judge and --rewards.function need --best_of N'
+    assert error(f'test {tmp_path}/f --best_of 2') == (
+        'the model has no reward of its own: give --judge'
+    )
     (tmp_path / 'notes.txt').write_text('x')
     assert 'is not empty, and no folder of labels' in error(f'test {tmp_path}')
 
@@ -224,7 +228,8 @@ def test_what_a_reward_model_has_learned_is_no_test_of_it(answered, run, tmp_pat
     report, printed = report_of(answered, tmp_path, f'--reward {run}')
     learned = report['reward']['trained_on']
     assert (learned['is_learned'], learned['low'], learned['high']) == (True, None, None)
-    assert re.search(r'others: .* % of \d labels, which it may have learned', printed)
+    line = r'others: as the labeller in [\d.]+ % of \d labels, which it may have learned'
+    assert re.search(line, printed)
     tested = report['reward']['held_out']
     assert not tested['is_learned'] and tested['low'] < tested['high']
     constant = 'def score(queries, responses):\n    return [1.0] * len(queries)\n'

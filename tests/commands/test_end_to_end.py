@@ -128,4 +128,4 @@ def test_a_run_that_is_not_saved_trains_its_reward_model_all_the_same(tmp_path, 
 def test_a_directory_that_cannot_be_is_refused_before_anything_is_loaded(tmp_path):
     (tmp_path / 'file').write_text('')
     told = error_of(invoke(f'train_policy test first --mpi 1 --save_dir {tmp_path}/file'))
-    assert told.startswith(f'--save_dir: {tmp_path}/file is not a directory')
+    assert told.startswith(f'--save_dir: {tmp_path}/file is not a directory that you may write to')

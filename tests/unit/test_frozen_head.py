@@ -1,4 +1,4 @@
-"""A head on frozen hidden states: its fit against closed forms, its doubt, its fitting."""
+"""A head on frozen hidden states: its fit against closed forms, its doubt, its validation."""
 
 import dataclasses
 import json

@@ -261,7 +261,7 @@ def test_what_is_no_folder(tmp_path):
         ({'scale': [0, 4]}, 'best_of_4 cannot have scale'),
     ):
         (tmp_path / 'task.json').write_text(json.dumps({'format': 1, **TASK, **change}))
-        with pytest.raises(UserError, match=f'task.json.* {told}'):
+        with pytest.raises(UserError, match=f'task.json is damaged.* {told}'):
             LabelFolder(str(tmp_path))
 
 
@@ -324,6 +324,6 @@ def test_nothing_is_acknowledged_once_somebody_has_moved_the_file(path):
 def test_a_link_is_not_written_through(tmp_path):
     make_folder(tmp_path / 'f')
     (tmp_path / 'f/answers/anna.jsonl').symlink_to(tmp_path / 'elsewhere')
-    with pytest.raises(UserError, match='anna.jsonl cannot be .*: it is a symbolic link'):
+    with pytest.raises(UserError, match='anna.jsonl cannot be .*: it is a symbolic link: put'):
         Labeller(LabelFolder(str(tmp_path / 'f')), 'anna')
     assert not (tmp_path / 'elsewhere').exists()

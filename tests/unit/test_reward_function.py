@@ -242,7 +242,10 @@ DIRECT = '--rewards.train_new_model=off'
         (['--rewards.function=a.py:f'], 'give one reward: '),
         ([DIRECT, '--rewards.function=a.py:f', '--rewards.trained_model=mock'], 'give one reward'),
         ([DIRECT, '--rewards.function=a.py'], '--rewards.function a.py: give FILE.py:FUNCTION'),
-        ([DIRECT, '--rewards.function=a.py:f', '--rewards.class_name=x'], '--rewards.class_name x'),
+        (
+            [DIRECT, '--rewards.function=a.py:f', '--rewards.class_name=x'],
+            '--rewards.class_name x: give --rewards.trained_model DIRECTORY',
+        ),
     ],
 )
 def test_options_that_contradict_each_other(tmp_path, words, told):

@@ -192,7 +192,10 @@ def test_what_cannot_be_used_is_left_out_and_counted(record, tmp_path):
     found = [('here', record), ('there', last_differs)]
     labels, notes = tokenise.tokenise(found, settings, bytes_of(tmp_path))
     assert [label.samples[label.answer] for label in labels] == ['Because.']
-    assert any(note.startswith('Left out: 1 records with an empty text') for note in notes)
+    assert (
+        'Left out: 1 records with an empty text or answer, two equal responses, a call of a tool, a'
+        ' part that is not text, or answers to different queries'
+    ) in notes
 
 
 def test_fields_that_are_not_read_are_named_once_with_their_records(tmp_path):
@@ -202,7 +205,7 @@ def test_fields_that_are_not_read_are_named_once_with_their_records(tmp_path):
         ('here', {**plain, 'margin': 0, 'weight': None, 'score': math.nan, 'id': 3}),
     ]
     _, notes = tokenise.tokenise(found, hparams(query=40, response=40), bytes_of(tmp_path))
-    assert notes[-1].endswith('records that have it: margin (2), tools (1)')
+    assert notes[-1] == 'Not read, with the number of records that have it: margin (2), tools (1)'
 
 
 @pytest.mark.parametrize(
@@ -308,6 +311,25 @@ def test_the_content_says_whether_a_file_has_lines(tmp_path):
         (tmp_path / 'labels').write_bytes(content)
         with pytest.raises(UserError, match=f'labels.* {message}'):
             records.read(str(tmp_path / 'labels'))
+
+
+PUBLISHED = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/labels'
+
+
+@pytest.mark.parametrize(
+    'path, mirror',
+    [
+        ('gs://lm-human-preferences/labels/descriptiveness/offline_5k.json', 'descriptiveness/'),
+        (f'{PUBLISHED}/tldr/online_45k.json', None),
+    ],
+)
+def test_published_labels_that_cannot_be_had_name_their_mirror(server, path, mirror):
+    server.stop()
+    with pytest.raises(UserError) as caught:
+        label_files.load_labels(hparams(path), encodings.Main)
+    told = '; or give its mirror hf://datasets/vwxyzjn/lm-human-preferences/'
+    assert ('hf://' in str(caught.value)) == (mirror is not None)
+    assert mirror is None or told + mirror in str(caught.value)
 
 
 def test_preferences_are_the_best_with_each_of_the_others():
