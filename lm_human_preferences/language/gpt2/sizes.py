@@ -42,7 +42,7 @@ class HParams(Sizes):
         return self.n_layer * of_a_block + (self.n_vocab + self.n_ctx + 2) * self.n_embd
 
     def validate(self) -> None:
-        """Check also that the width is a multiple of the number of heads."""
+        """Check also the number of parameters, and that the number of heads divides the width."""
         super().validate()
         if any(isinstance(value, bool) for value in vars(self).values()):
             raise TypeError('sizes must be numbers, not true or false')
