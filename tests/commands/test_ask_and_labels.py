@@ -178,11 +178,13 @@ def test_report_by_hand(answered, tmp_path):
     report, printed = report_of(answered, tmp_path)
     assert report['questions'] == {'all': 4, 'answered': 3, 'retired': 1}
     assert report['training_labels'] == 7
+    assert '4 questions, 3 answered, 1 retired (skipped by two labellers)' in printed
     agreement = report['agreement']
     assert (agreement['pairs'], agreement['raw'], agreement['chance']) == (5, 4 / 5, 1 / 4)
     # 3 of 3, 1 of 1 and 0 of 1: the answers are about too few queries.
     assert (agreement['low'], agreement['high']) == (0, 1)
-    row = r'agreement, 5 pairs of answers to 3 questions +80.0 % +no interval: .* 25.0 %\n'
+    row = r'agreement, 5 pairs of answers to 3 questions +80.0 % +no interval: ask about at least'
+    row += r' 10 queries, of similar weight +25.0 %\n'
     assert re.search(row + r"Krippendorff's alpha +0\.\d{3}\n", printed)
     # In four orders: n 28, 7 of each value. Unequal ordered pairs over (values - 1): 8
     assert agreement['alpha'] == pytest.approx(1 - 27 * 8 / (28**2 - 4 * 7**2))

@@ -149,7 +149,8 @@ def test_your_own_choices(project, tmp_path):
     told = '\n'.join(outputs.values())
     assert '9 answers of imported added' in told
     assert re.search(r'By cross-validation: as the labeller in \S+ % of 9 labels', told)
-    assert re.search(r'\n  others: as the .* in \S+ % of 9 labels', told)
+    parts = r'predicts these labels:\n  held out of its training: no labels\n  others: as the'
+    assert re.search(rf'{parts} labeller in \S+ % of 9 labels', told)
     assert len(re.findall(r'\(score \S+, rank \S+ of 16, mean ', told)) == 2
     assert 'Saved: 2 answers in this sitting' in told
     policy = re.escape(f'best of 4 of {tmp_path}/train_policy/my-policy')

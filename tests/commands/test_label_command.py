@@ -46,6 +46,7 @@ def test_a_key_chooses_the_sample_that_is_shown_there(path):
         screen = dict(shown[4 * index : 4 * index + 4])
         tokens = folder.questions[answer.question].tokens()[f'sample{answer.value}']
         assert screen[str(index % 4 + 1)] == ''.join(letters[token] for token in tokens)
+    assert 'Nothing is left for you to answer.' in printed
     assert 'Saved: 8 answers in this sitting, 8 in all' in printed
 
 

@@ -332,7 +332,8 @@ def test_horovod_that_suits_the_ranks(tmp_path, monkeypatch, content, family, ha
     assert horovod.is_chosen('auto', family) == is_usable
     assert not horovod.is_chosen('torch', family)
     monkeypatch.setitem(sys.modules, 'horovod.torch', None)  # compiled for another torch
-    with pytest.raises(UserError, match='^--run.allreduce horovod: there is none for this torch,'):
+    told = '^--run.allreduce horovod: there is none for this torch,.*: compile it by `sh '
+    with pytest.raises(UserError, match=told):
         horovod.is_chosen('horovod', family)
 
 

@@ -346,10 +346,11 @@ USED = {'model': 2, 'step': 5, 'wanted': 8, 'labels': 9, 'answers': {'anna': 9},
 def test_the_line_of_a_training():
     found = best_of_four(0.5, 10)
     line = collection.line(USED, 3, 1.25, found)
-    assert line.startswith(
-        'reward model 2 of 3, before step 6: 9 labels (8 wanted); loss 1.250; he'
+    assert line == (
+        'reward model 2 of 3, before step 6: 9 labels (8 wanted); loss 1.250; held out: as the'
+        ' labeller in 50.0 % of 10 labels (95 % interval 23.7 to 76.3 %, for these labellers,'
+        ' independent queries); chance is 25.0 %'
     )
-    assert 'held out: as the labeller in 50.0 % of 10 labels (95 % interval 23.7 to 76.3 %' in line
     numbers = {'model': 2, 'wanted': 8, 'labels': 9, 'loss': 1.25}
     assert collection.statistics(USED, 1.25, None) == numbers
     assert collection.statistics(USED, 1.25, found) == {
