@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import types
@@ -407,6 +408,25 @@ def test_help_lists_every_option():
         is_shown = not key.startswith(f'{NEW}.')
         assert (f' --{key} ' in text) == is_shown
         assert not is_shown or ''.join(field.metadata['help'].split()) in unbroken
+
+
+OF_TASK = 'Launching, Run, Task, Policy, Adapters'
+OF_REWARD = 'Labels, Reward training, Adapters of a reward model'
+OF_POLICY = 'Rewards, Adaptive KL, Online labels, Page for labellers, PPO'
+
+
+@pytest.mark.parametrize(
+    'command, headings',
+    [
+        ('train_policy', f'{OF_TASK}, {OF_POLICY}'),
+        ('train_reward', f'{OF_TASK}, {OF_REWARD}'),
+        ('resume', f'{OF_TASK}, {OF_REWARD}, {OF_POLICY}'),
+        ('evaluate', 'Options'),
+    ],
+)
+def test_help_has_sections(command, headings):
+    found = re.findall(r'^([A-Z][A-Za-z ]*):$', invoke(f'{command} --help').stdout, re.MULTILINE)
+    assert ', '.join(found) == f'{headings}, Help'
 
 
 PAGES = [(cli, words) for cli in (launch.cli, sample.cli) for words in ('', *cli.commands)]

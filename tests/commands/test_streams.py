@@ -1,4 +1,4 @@
-"""Standard streams in another encoding, or closed, do not end a run with a traceback."""
+"""Standard streams in another encoding, or closed, do not end a run; texts are safe to print."""
 
 import io
 import os
@@ -110,3 +110,11 @@ def test_letters_that_cannot_be_printed_are_escaped(monkeypatch):
     stream.write('“no”')
     stream.flush()
     assert stream.buffer.getvalue() == rb'\u201cno\u201d'
+
+
+def test_text_cannot_move_the_cursor():
+    text = 'a\x1b[2Jb\u202ec\x07\u200b\ttab é日本'
+    assert streams.printable(text) == r'a\x1b[2Jb\u202ec\x07\u200b\ttab é日本'
+    # Two Hangul fillers, the grapheme joiner, variation selectors: of categories Lo and Mn
+    unseen = 'a\u3164\u115f\u034f\ufe0f\U000e0100b'
+    assert streams.printable(unseen) == unseen.encode('unicode_escape').decode()
