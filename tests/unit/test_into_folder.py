@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 
 import pytest
 from command_line import error_of, invoke, succeed
@@ -88,6 +89,20 @@ def test_what_was_chosen_is_not_always_the_first_sample(tmp_path):
     before = contents(tmp_path / 'f')
     bring(tmp_path / 'f', records)
     assert contents(tmp_path / 'f') == before
+
+
+def test_imported_labels_keep_their_order(tmp_path):
+    """In that order training takes them; each has a time of its own, whoever labelled it."""
+    records = []
+    for number, letter in enumerate('gbcafde'):
+        records.append({**preference(letter * 3, GOOD, BAD), 'labeller': f'p{number % 3}'})
+    before = time.time()
+    _, folder = bring(tmp_path / 'f', records)
+    counted = folder.counted()
+    asked = [folder.questions[each.question].tokens()['query'] for each in counted]
+    assert asked == [encodings.Test.get_encoder().encode(record['prompt']) for record in records]
+    times = [answer.time for answer in counted]
+    assert times == sorted(set(times)) and before <= times[0] and times[-1] <= time.time() + 1
 
 
 def test_rows_without_a_name_that_are_the_same_count_once(tmp_path):

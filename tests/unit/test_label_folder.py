@@ -12,6 +12,7 @@ from label_folders import TASK, make_folder, questions
 from sample_files import write_lines
 
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.labels import answers
 from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller, Refused
 from lm_human_preferences.language import encodings
@@ -45,6 +46,15 @@ def test_questions_and_answers_are_read_as_they_were_written(path):
     order = list(labeller.order(question))
     assert record == {**about, 'best': 2, 'order': order, 'seconds': 0.75}
     assert LabelFolder(str(path)).counted() == [answer]
+
+
+def test_an_id_is_of_query_and_samples_alone():
+    first, second = questions(2)
+    swapped = {**first, 'sample0': first['sample1'], 'sample1': first['sample0']}
+    assert len({answers.question_id(tokens) for tokens in (first, second, swapped)}) == 3
+    # what sha256sum says of the JSON text [[1],[2,3]]
+    expected = '7b0dd71b55b2e66fb3a890d3a1ac99dacb6d9b854cdd2fbef1dcba717b94d6b7'
+    assert answers.question_id({'query': [1], 'sample': [2, 3]}) == expected
 
 
 def test_orders_are_of_labeller_question_and_key(path):
