@@ -10,10 +10,12 @@ import pytest
 from golden_data import json_if_there, load_json, load_npz, npz_keys, require, require_bpe
 from query_sequences import sequences_of
 from ranks import on_ranks
+from sample_files import label_hparams
 
 from lm_human_preferences import lm_tasks
 from lm_human_preferences.datasets import books, cnndm, jsonl, registry
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.labels import label_files
 from lm_human_preferences.language import datasets, encodings
 
 SETTINGS = json_if_there('datasets', 'settings.json')
@@ -298,6 +300,25 @@ def test_what_there_is_not(tmp_path):
             datasets.get_dataset(name)
         choices = f'choose {registry.choices()} or a .jsonl or .csv file of texts'
         assert str(e.value) == f'--task.query_dataset {name}: {choices}'
+
+
+PUBLISHED = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/labels'
+
+
+@pytest.mark.parametrize(
+    'path, mirror',
+    [
+        ('gs://lm-human-preferences/labels/descriptiveness/offline_5k.json', 'descriptiveness/'),
+        (f'{PUBLISHED}/tldr/online_45k.json', None),
+    ],
+)
+def test_published_labels_that_cannot_be_had_name_their_mirror(server, path, mirror):
+    server.stop()
+    with pytest.raises(UserError) as caught:
+        label_files.load_labels(label_hparams(path), encodings.Main)
+    told = '; or give its mirror hf://datasets/vwxyzjn/lm-human-preferences/'
+    assert ('hf://' in str(caught.value)) == (mirror is not None)
+    assert mirror is None or told + mirror in str(caught.value)
 
 
 def label_file(tmp_path, queries):

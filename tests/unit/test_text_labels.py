@@ -313,25 +313,6 @@ def test_the_content_says_whether_a_file_has_lines(tmp_path):
             records.read(str(tmp_path / 'labels'))
 
 
-PUBLISHED = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/labels'
-
-
-@pytest.mark.parametrize(
-    'path, mirror',
-    [
-        ('gs://lm-human-preferences/labels/descriptiveness/offline_5k.json', 'descriptiveness/'),
-        (f'{PUBLISHED}/tldr/online_45k.json', None),
-    ],
-)
-def test_published_labels_that_cannot_be_had_name_their_mirror(server, path, mirror):
-    server.stop()
-    with pytest.raises(UserError) as caught:
-        label_files.load_labels(hparams(path), encodings.Main)
-    told = '; or give its mirror hf://datasets/vwxyzjn/lm-human-preferences/'
-    assert ('hf://' in str(caught.value)) == (mirror is not None)
-    assert mirror is None or told + mirror in str(caught.value)
-
-
 def test_preferences_are_the_best_with_each_of_the_others():
     label = {'query': 'a', 'sample0': 'b', 'sample1': 'c', 'sample2': 'd', 'best': 1}
     assert list(preferences([label], label_types.get('best_of_3'))) == [
