@@ -16,6 +16,7 @@ from trainers import snapshot
 from lm_human_preferences import lm_tasks, tracked_samples, train_policy, train_reward
 from lm_human_preferences.language import sample
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.training.loop import Hook
 
 # What the recordings call them
 INITIAL_MODELS = {'golden': 'train_model', 'tiny-main': 'tiny_main_model'}
@@ -141,7 +142,7 @@ class Replay:
             give_each_thread_its_own_numpy_random(monkeypatch)
         monkeypatch.setattr(lm_tasks, 'make_query_sampler', self.make_query_sampler)
         # The recording has no samples but those of the steps.
-        monkeypatch.setattr(tracked_samples, 'hooks', lambda *_: [])
+        monkeypatch.setattr(tracked_samples, 'TrackedSamples', lambda *_: Hook())
         monkeypatch.setattr(sample, 'sample_from_probs', self.sample_from_probs)
         keep_reward = self.keeping(TracedRewardTrainer, self.reward_trainers)
         monkeypatch.setattr(train_reward, 'RewardModelTrainer', keep_reward)
