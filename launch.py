@@ -26,9 +26,9 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from lm_human_preferences import shell
+from lm_human_preferences import errors
 
-shell.require('click')
+errors.require('click')
 
 import click
 

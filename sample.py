@@ -13,9 +13,9 @@ A --model gets the task of the experiment `chat`, unless options --task.NAME cha
 
 from typing import Any
 
-from lm_human_preferences import shell, storage
+from lm_human_preferences import errors, storage
 
-shell.require('click')
+errors.require('click')
 
 import launch as experiments
 from lm_human_preferences.cli import launch, user_settings

@@ -12,7 +12,7 @@ import time
 import torch
 from workload import MODELS, QUERY_LENGTH, RESPONSE_LENGTH, SIZES, library_for
 
-from lm_human_preferences.machine import processors, products
+from lm_human_preferences.machine import processors
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import default_device
 
@@ -92,7 +92,7 @@ def set_up(variant, size, library=None):
     if name in PRECISIONS:
         precision.configure(name, default_device(), library or library_for(size))
     else:
-        products.select('default')
+        precision.select_library('default')
         torch.backends.cuda.matmul.allow_tf32 = False
 
 
@@ -151,7 +151,9 @@ def add_model(parser):
 def add_library(parser):
     """Add the option that measures what another kind of processor would choose."""
     parser.add_argument(
-        '--library', choices=products.LIBRARIES, help='for our fp32, instead of the faster one here'
+        '--library',
+        choices=precision.LIBRARIES,
+        help='for our fp32, instead of the faster one here',
     )
 
 

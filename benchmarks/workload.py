@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from lm_human_preferences.language import encodings, model
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.lm_tasks import QuerySampler
-from lm_human_preferences.machine import products
+from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import default_device
 
 # Looking for garbage in all that is imported takes time of what is measured, and half a second when
@@ -34,9 +34,9 @@ KEY_VALUE_HEADS = {2: 1, 12: 4, 16: 4, 20: 5, 25: 5}  # of a Llama, by its numbe
 QUERY_LENGTH, RESPONSE_LENGTH, VOCABULARY, PADDING = 64, 24, encodings.Main.n_vocab, 50259
 
 
-def library_for(size: str) -> products.Library:
+def library_for(size: str) -> precision.Library:
     """Return the library for float32 products in a training of this size on this machine."""
-    return products.choose(SIZES[size][0])
+    return precision.fastest_library(SIZES[size][0])
 
 
 class PaddingEncoder(encodings.LetterEncoder):

@@ -1,23 +1,31 @@
 """Reward models: language models with a head that scores responses (the original's rewards.py)."""
 
+from __future__ import annotations
+
+import os
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
 from torch import nn
 
-from lm_human_preferences import lm_tasks, storage
+from lm_human_preferences import errors, lm_tasks, storage
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.adapters import layers as adapters
+from lm_human_preferences.language.adapters import peft_files
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.language.network import HEADS, Network
+from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.language.weights import Weights, load_parameters
 from lm_human_preferences.ppo import ScoreFn
-from lm_human_preferences.reward_models.locations import SCOPE, reward_model_dir, scopes_of
+from lm_human_preferences.runs import run_files, run_settings
+from lm_human_preferences.training.model_sizes import is_model
 from lm_human_preferences.utils.core import TokenIds, default_device, token_ids
 from lm_human_preferences.utils.logging import log_as_original
+
+SCOPE = 'reward_model'  # prefix of a reward model's parameter names in a checkpoint
 
 
 class ScoringModel(Protocol):
@@ -248,3 +256,65 @@ def make_score_fn(task: lm_tasks.TaskHParams, reward_model: ScoringModel) -> Sco
         return scores, responses, {'score': scores, **stats}
 
     return score_fn
+
+
+class Location(NamedTuple):
+    """Directory of a reward model, and prefix of its parameter names in the checkpoint."""
+
+    directory: str
+    scope: str = SCOPE
+
+
+def scopes_of(members: int) -> tuple[str, ...]:
+    """Return the scopes that an ensemble's models have in checkpoints, one per member."""
+    return tuple(run_files.member_name(SCOPE, number) for number in range(members))
+
+
+def locations_of(path: str, members: int | None = None) -> list[Location]:
+    """Return locations of `members` reward models (None: all) at `path`; else UserError."""
+    first = reward_model_dir(path).rstrip('/')
+    if members is None:
+        members = recorded_members(path)
+    if members == 1:
+        return [Location(first)]
+    directories = [run_files.member_name(first, number) for number in range(members)]
+    missing = [each for each in directories if not is_model(each)]
+    if not missing:
+        return [Location(directory) for directory in directories]
+    scopes = scopes_of(members)
+    if os.path.basename(first) == run_files.POLICY.network:
+        there = TrainedModel(first).open_weights().scopes()
+        missing = [f'{scope} in {first}' for scope in scopes if scope not in there]
+    if missing:
+        raise OptionError('--rewards.ensemble', f'{members}: {missing[0]} is missing')
+    return [Location(first, scope) for scope in scopes]
+
+
+def recorded_members(path: str) -> int:
+    """Return the number of reward models at `path`, a run or a model's directory; 1 if none yet."""
+    run, name = os.path.split(path.rstrip('/'))
+    if name == run_files.POLICY.network and is_model(path):
+        return run_settings.members_of(run or '.', run_files.POLICY)
+    return run_settings.members_of(path, run_files.REWARD)
+
+
+def reward_model_dir(path: str) -> str:
+    """Return the directory of a reward model: `path`, or its reward_model/; else UserError."""
+    if is_model(path) or storage.exists(storage.join(path, run_files.FROZEN_HEAD)):
+        return path
+    network = storage.join(path, run_files.REWARD.network)
+    if is_model(network):
+        return network
+    if peft_files.is_peft(storage.model_path(path) or path):
+        raise OptionError(
+            '--rewards.trained_model',
+            f'{path} is an adapter, which no reward is read from: merge it into its classifier'
+            " (PEFT's merge_and_unload; `export` without --form adapter) and give that",
+        )
+    train = errors.typed('./launch.py train_reward')
+    raise OptionError(
+        '--rewards.trained_model',
+        f'{path}: neither it nor its reward_model/ has an {run_files.SIZES}, nor is it a sequence'
+        f' classifier of transformers; train one with {train}, or give the policy/ of a run of'
+        ' train_policy, or what its settings name',
+    )

@@ -14,12 +14,12 @@ from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.adapters.shared import Bases
-from lm_human_preferences.machine import process, products
-from lm_human_preferences.machine.products import Library
+from lm_human_preferences.machine import process
 from lm_human_preferences.plan import checks
 from lm_human_preferences.plan.phases import LESS_MEMORY, make_plan, policy_phase
 from lm_human_preferences.runs import run_dir, run_files, run_record, run_settings
 from lm_human_preferences.training import console, loop, precision
+from lm_human_preferences.training.precision import Library
 from lm_human_preferences.utils.core import ceil_div, default_device
 from lm_human_preferences.utils.logging import (
     announce,
@@ -209,6 +209,6 @@ def agree_on_library(n_embd: int, checkpointer: Checkpointer, comm: Comm) -> Lib
     """Return the matrix-product library that all ranks use throughout a run, resumed or not."""
     if default_device().type != 'cpu':
         return 'default'
-    of_rank_0: Any = comm.all_gather_object(products.choose(n_embd))[0]
+    of_rank_0: Any = comm.all_gather_object(precision.fastest_library(n_embd))[0]
     checkpointer.library = checkpointer.library or of_rank_0
     return checkpointer.library

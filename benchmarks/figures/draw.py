@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from figures import figure_plots, jobs
 from figures.jobs import Run
 from figures.tables import groups, write_table
-from lm_human_preferences import shell, train_policy
+from lm_human_preferences import errors, train_policy
 from lm_human_preferences.errors import os_errors_as
 from lm_human_preferences.utils.logging import announce
 
@@ -56,7 +56,7 @@ def figures(
             write_table(os.path.join(output_dir, f'{name}.csv'), rows[name])
         _draw(rows, scale.curve, output_dir)
     words = [output_dir, *(['--quick'] if quick else []), '--seeds', str(2 * scale.seeds)]
-    more = shell.typed('python benchmarks/figures/draw.py', *words)
+    more = errors.typed('python benchmarks/figures/draw.py', *words)
     announce(
         f'figure2.png, figure3.png and the tables they show are in {output_dir}',
         f'More seeds, without redoing these runs: {more}',

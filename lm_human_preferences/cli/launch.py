@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from lm_human_preferences import shell, storage
+from lm_human_preferences import errors, storage
 from lm_human_preferences.cli import user_settings
 from lm_human_preferences.cli.program import Command
 from lm_human_preferences.distributed import launch_methods, worker
@@ -71,7 +71,7 @@ def start_job(
         if launch.rank == 0:
             import_job(job)(**arguments)
         return
-    shell.require('torch')  # else a missing mpiexec would be reported first
+    errors.require('torch')  # else a missing mpiexec would be reported first
     size = _world_size(mpi)
     hparams: Any = arguments.get('hparams')
     is_training = hasattr(hparams, 'commands')

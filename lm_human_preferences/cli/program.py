@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from lm_human_preferences import __version__, shell
+from lm_human_preferences import __version__, errors
 from lm_human_preferences.cli.arguments import convert, expanded, read_words
 from lm_human_preferences.distributed import launch_methods, worker
 from lm_human_preferences.errors import UserError, disk_errors_reported
@@ -74,7 +74,7 @@ class Program(click.Group):
         except ModuleNotFoundError as e:
             if e.name is None or e.name.startswith('lm_human_preferences'):
                 raise
-            _fail(shell.missing(e.name))
+            _fail(errors.missing(e.name))
         except click.Abort:
             sys.exit(INTERRUPTED)
 

@@ -2,7 +2,7 @@
 
 import os
 
-from lm_human_preferences import shell
+from lm_human_preferences import errors
 from lm_human_preferences.hparams.policy_options import NEW_MODEL, Experiments, task_options
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.folder import LabelFolder
@@ -42,7 +42,7 @@ def training_command(
     words = [experiment, name]
     binds = experiments[f'{POLICY.command}/{experiment}']
     for option, value in task_options(task, binds).items():
-        words += shell.option_words(option, value)
+        words += errors.option_words(option, value)
     words += [f'--{NEW_MODEL}.labels.source', path]
     words += [f'--{NEW_MODEL}.labels.type', folder.task['label_type']]
     words += [f'--{NEW_MODEL}.labels.num_train', 'None']
@@ -51,4 +51,4 @@ def training_command(
     # A model is assumed to be large if it is trained by adapters.
     is_large = content.get('policy', {}).get('lora') is not None
     words += training_options(labels, is_large=is_large)
-    return shell.typed('./launch.py train_policy', *words)
+    return errors.typed('./launch.py train_policy', *words)

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from lm_human_preferences import shell
+from lm_human_preferences import errors
 from lm_human_preferences.errors import UserError, option_renamed
 from lm_human_preferences.hparams.command_options import LabelHParams, WebHParams
 from lm_human_preferences.label_types.base import BAD_KEY, TIE_KEY
@@ -74,7 +74,7 @@ def serve(folder: str, options: LabelHParams) -> None:
             click.echo()
         finally:
             server.close()
-    report = shell.typed('./launch.py labels', os.path.abspath(folder))
+    report = errors.typed('./launch.py labels', os.path.abspath(folder))
     counts = [f'{name} {each.done()}' for name, each in server.service.labellers.items()]
     click.echo(f'Saved: {", ".join(counts)}. The report: {report}')
 

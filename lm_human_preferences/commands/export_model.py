@@ -22,7 +22,6 @@ from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.language.network import Network
 from lm_human_preferences.report import page
 from lm_human_preferences.report.run import Run, read_run
-from lm_human_preferences.reward_models import locations
 from lm_human_preferences.reward_sources.loading import saved_model
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.training import precision
@@ -226,7 +225,7 @@ def _export_reward_model(
     saved: trained_models.TrainedModel, output_dir: str, write_card: CardWriter
 ) -> None:
     """Save a reward model as a classifier."""
-    location, *others = locations.locations_of(saved.name)
+    location, *others = rewards.locations_of(saved.name)
     if others:
         raise UserError(
             f'{saved.name} is the mean of {1 + len(others)} reward models: export each of them,'

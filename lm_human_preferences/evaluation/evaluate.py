@@ -5,7 +5,7 @@ import json
 import os
 from typing import Any
 
-from lm_human_preferences import lm_tasks, shell, storage
+from lm_human_preferences import errors, lm_tasks, storage
 from lm_human_preferences.errors import os_errors_as
 from lm_human_preferences.evaluation import measure, report
 from lm_human_preferences.hparams import policy_options
@@ -43,7 +43,7 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
     with recording:
         results = _results(save_dir, directory, hparams, options)
         announce(*report.table(results), '')
-        command = shell.typed('./launch.py evaluate', storage.absolute(save_dir))
+        command = errors.typed('./launch.py evaluate', storage.absolute(save_dir))
         fix = f'; `{command} --output_dir ANOTHER` writes elsewhere'
         with os_errors_as(f'--output_dir: cannot write to {output_dir}', fix):
             report.draw(results, os.path.join(output_dir, PICTURE))

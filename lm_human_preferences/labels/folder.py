@@ -21,7 +21,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lm_human_preferences import shell, storage
+from lm_human_preferences import errors, storage
 from lm_human_preferences.errors import UserError, os_errors_as
 from lm_human_preferences.label_types import LabelType, Value
 from lm_human_preferences.labels import json_lines
@@ -101,7 +101,7 @@ class LabelFolder:
         self.path = path
         self.lines = lines  # {labeller: number of lines to read}; None: all
         if not is_folder(path):
-            command = shell.typed('./launch.py ask EXPERIMENT', os.path.abspath(path))
+            command = errors.typed('./launch.py ask EXPERIMENT', os.path.abspath(path))
             raise UserError(
                 f'{path} is not a folder of labels, which is local and has a {TASK}; {command}'
                 ' makes one'

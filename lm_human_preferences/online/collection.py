@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lm_human_preferences import shell, storage
+from lm_human_preferences import errors, storage
 from lm_human_preferences.errors import UserError, about_option, option_renamed
 from lm_human_preferences.hparams.reward_options import COLLECTED
 from lm_human_preferences.labels import json_lines, label_files, simulated
@@ -110,7 +110,7 @@ class Collection(Hook):
             f'--rewards.online.patience {self.patience:g}: {missing} of'
             f' {self.schedule.labels_at(step)} labels are still missing; step {step} is saved:'
             f' {label_command(folder)} answers, then'
-            f' {shell.typed("./launch.py resume", str(run.save_dir))} goes on'
+            f' {errors.typed("./launch.py resume", str(run.save_dir))} goes on'
         )
 
     def _labels_of(self, step: int) -> Labels:

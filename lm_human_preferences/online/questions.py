@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from lm_human_preferences import lm_tasks, shell
+from lm_human_preferences import errors, lm_tasks
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.labels.answers import question_id
@@ -195,4 +195,4 @@ class QuestionSource:
 
 def label_command(folder: str) -> str:
     """Return the command with which people answer the questions in `folder`."""
-    return shell.typed('./launch.py label', os.path.abspath(folder), '--labeller', 'NAME')
+    return errors.typed('./launch.py label', os.path.abspath(folder), '--labeller', 'NAME')

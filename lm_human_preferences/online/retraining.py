@@ -12,8 +12,7 @@ from lm_human_preferences.frozen_head.reward import FrozenReward
 from lm_human_preferences.labels.held_out import Labels, Prediction, predict, split
 from lm_human_preferences.plan.phases import TrainPolicy, TrainReward
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.reward_models.locations import SCOPE
-from lm_human_preferences.rewards import EnsembleReward, RewardModel
+from lm_human_preferences.rewards import SCOPE, EnsembleReward, RewardModel
 from lm_human_preferences.runs.run_files import REWARD
 from lm_human_preferences.trainers import head_training
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer

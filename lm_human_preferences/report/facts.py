@@ -15,7 +15,7 @@ from lm_human_preferences.labels.folder import TRAIN
 from lm_human_preferences.labels.report import label_report
 from lm_human_preferences.labels.report.agreement import wilson_interval
 from lm_human_preferences.report.run import Run
-from lm_human_preferences.runs import run_lock
+from lm_human_preferences.runs import run_dir
 
 NOT_RECORDED, NOT_MEASURED = 'not recorded', 'not measured'
 LEARN, GAIN, SAYS = 'What it was to learn', 'Whether it did', 'What it says now'  # sections
@@ -105,7 +105,7 @@ def head(run: Run) -> list[str]:
     name = run.training.get('experiment')
     trained = [each for each in run.commands if '.py evaluate ' not in str(each.get('command'))]
     last = trained[-1] if trained else {'how': NOT_RECORDED}
-    state = 'still training' if run_lock.is_held(run.directory) else last.get('how', 'killed')
+    state = 'still training' if run_dir.is_held(run.directory) else last.get('how', 'killed')
     lines = [f'{name}: {TASKS.get(name, NOT_RECORDED)}', f'{state} {last.get("ended", "")}']
     if run.policy is None:
         return [*lines, 'a policy' if run.trains_policy else 'a reward model']

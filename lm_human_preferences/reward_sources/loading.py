@@ -15,13 +15,15 @@ from lm_human_preferences.frozen_head.head import is_head, load
 from lm_human_preferences.frozen_head.reward import FrozenReward, checked
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.reward_models.locations import Location, locations_of, reward_model_dir
 from lm_human_preferences.rewards import (
     EnsembleReward,
+    Location,
     ScoringModel,
     TrainedRewardModel,
     check_encoding,
+    locations_of,
     mean_of,
+    reward_model_dir,
 )
 from lm_human_preferences.runs import reward_function, run_files
 from lm_human_preferences.synthetic.known_reward import KnownReward

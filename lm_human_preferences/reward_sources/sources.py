@@ -22,7 +22,6 @@ from lm_human_preferences.external_rewards.texts import TextReward, TextScorer
 from lm_human_preferences.frozen_head import head
 from lm_human_preferences.frozen_head import reward as frozen
 from lm_human_preferences.language import weights
-from lm_human_preferences.reward_models import locations
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.runs import reward_function, run_files, run_settings
 from lm_human_preferences.synthetic import known_reward
@@ -61,7 +60,7 @@ class RewardSource:
         """Networks of a policy's training, including those of the reward."""
         if not self.role:
             return POLICY_NETWORKS
-        scopes = (*getattr(POLICY_NETWORKS, self.role), *locations.scopes_of(self.members))
+        scopes = (*getattr(POLICY_NETWORKS, self.role), *rewards.scopes_of(self.members))
         return dataclasses.replace(POLICY_NETWORKS, **{self.role: scopes})
 
     def pinned(self, comm: Comm) -> Self:
@@ -180,10 +179,10 @@ class SavedSource(RewardSource):
 
     def check(self, encoding: Encoding | None) -> None:
         if self.name != RANDOM:
-            locations.locations_of(self.name, self.members)
+            rewards.locations_of(self.name, self.members)
 
     def recorded_members(self) -> int:
-        return 1 if self.name == RANDOM else locations.recorded_members(self.name)
+        return 1 if self.name == RANDOM else rewards.recorded_members(self.name)
 
     def label_source(self) -> str | None:
         """Return the source of labels that the reward model learned from, if that is needed."""
@@ -223,7 +222,7 @@ class _OnReference(RewardSource):
             comm.broadcast_(reference.get_params())
 
         def read() -> tuple[str, dict[str, torch.Tensor], dict[str, Any]]:
-            directory = locations.reward_model_dir(self.name)
+            directory = rewards.reward_model_dir(self.name)
             fitted, about = head.load(directory)
             return directory, vars(fitted), about
 
@@ -234,7 +233,7 @@ class _OnReference(RewardSource):
         self, save_dir: str, encoding: Encoding, reference: Policy | None = None
     ) -> loading.FrozenRewardModel:
         """Return the head that is saved in the run."""
-        directory = locations.reward_model_dir(self.place_in(save_dir))
+        directory = rewards.reward_model_dir(self.place_in(save_dir))
         return frozen.checked(directory, *head.load(directory), reference, self.pessimism)
 
 

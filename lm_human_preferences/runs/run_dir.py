@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import socket
+import time
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
 from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import names
 from lm_human_preferences.distributed import launch_methods
-from lm_human_preferences.errors import UserError
-from lm_human_preferences.runs import run_files, run_lock, run_record, run_settings, uploads
-from lm_human_preferences.runs.run_files import POLICY, REWARD
+from lm_human_preferences.errors import UserError, os_errors_as
+from lm_human_preferences.runs import run_files, run_record, run_settings, uploads
+from lm_human_preferences.runs.run_files import LOCK, POLICY, REWARD
 from lm_human_preferences.utils import stop_signals
 
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
     from lm_human_preferences.hparams.policy_options import Training
+
+_HOST = socket.gethostname()
 
 
 def check_directory(directory: str) -> None:
@@ -91,7 +96,7 @@ def prepare_run_dir(
     if directory is None or save_dir is None or launch_methods.current().rank:
         return []
     check_directory(directory)
-    run_lock.check_free(directory)
+    check_free(directory)
     if overwrite and hparams.run.resume:
         raise UserError('--overwrite and --run.resume contradict each other: give one of them')
     if storage.is_remote(save_dir) and dry_run:
@@ -113,7 +118,7 @@ def fetch_run_dir(save_dir: str) -> str:
     if directory == save_dir or launch_methods.current().rank:
         return save_dir
     if not uploads.is_up_to_date(save_dir, directory):
-        with run_lock.held(directory, ranks=1):
+        with held(directory, ranks=1):
             uploads.fetch(save_dir, directory, run_files.written_by(run_files.COMMANDS))
     return directory
 
@@ -133,7 +138,7 @@ def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[Callable[[], None] |
         if directory is not None and comm.rank == 0:
             handled = stop_signals.handled(stop_signals.interrupt, *stop_signals.TO_STOP)
             stack.enter_context(handled)
-            stack.enter_context(run_lock.held(directory, comm.size))
+            stack.enter_context(held(directory, comm.size))
             if not hparams.run.resume:
                 refuse_existing(hparams)
             for path in own_files(hparams):
@@ -175,3 +180,72 @@ def ranks_of(directory: str | None) -> int | None:
         return None
     ranks = [entry.get('ranks', 0) for entry in run_record.read(directory).values()]
     return next((number for number in ranks if number > 0), None)
+
+
+@contextlib.contextmanager
+def held(directory: str, ranks: int) -> Iterator[None]:
+    """Make and lock a run directory; then delete the lock file, and a new, still empty directory.
+
+    ranks: number of ranks that write the run. UserError if another process has locked it.
+    """
+    is_new = not os.path.isdir(directory)
+    path = os.path.join(directory, LOCK)
+    process = f'process {os.getpid()} on {_HOST}, since {time.strftime("%F %T")}, {ranks} rank(s)'
+    with contextlib.ExitStack() as stack:
+        with os_errors_as(f'--save_dir: {path} cannot be written'):
+            os.makedirs(directory, exist_ok=True)
+            lock = None
+            with contextlib.suppress(BlockingIOError):
+                lock = stack.enter_context(storage.open_locked(path))
+            holder = _holder(path)
+            # Another process may have deleted the file, or replaced it, before it was locked.
+            if lock is None or not _is_at(path, lock):
+                raise UserError(
+                    f'{path}: {holder or "a process"} is writing this run: wait for its end, or use'
+                    ' another NAME'
+                )
+            if holder and f' on {_HOST}, ' not in holder:
+                # The file system may not pass locks on to other hosts.
+                raise UserError(
+                    f'{path}: {holder} is writing this run; if it has ended there, delete this file'
+                )
+        try:
+            with os_errors_as(f'--save_dir: {path} cannot be written'):
+                lock.truncate(0)
+                os.write(lock.fileno(), process.encode())
+            yield
+        finally:
+            # A user may have deleted it, so that another process has made it anew.
+            with contextlib.suppress(OSError):  # an upload has deleted it; or it is not empty
+                if _is_at(path, lock):
+                    os.remove(path)
+                    if is_new:
+                        os.rmdir(directory)
+
+
+def _is_at(path: str, lock: io.FileIO) -> bool:
+    return os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(lock.fileno()))
+
+
+def _holder(path: str) -> str:
+    """Return the beginning of a lock file, which anybody may have made; '' if it is gone."""
+    if not os.path.exists(path):
+        return ''
+    with open(path, 'rb', opener=storage.open_nofollow) as file:
+        return file.read(300).decode(errors='replace')
+
+
+def check_free(directory: str) -> None:
+    """Raise UserError if another process writes the run in `directory`."""
+    if os.path.exists(os.path.join(directory, LOCK)):
+        with held(directory, ranks=0):
+            pass
+
+
+def is_held(directory: str) -> bool:
+    """Return whether another process writes the run in a local or remote directory, if known."""
+    try:
+        check_free(storage.staging_dir(directory))
+    except UserError:
+        return True
+    return False

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Collection
 from typing import Any, TypeVar
 
-from lm_human_preferences import shell, storage
+from lm_human_preferences import errors, storage
 from lm_human_preferences.datasets import jsonl
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.hparams import policy_options, reward_options
@@ -177,8 +177,8 @@ def resume_command(hparams: Training) -> str:
     """Return the command that resumes a run; it names the user's reward function, if any."""
     words = [str(hparams.run.save_dir)]
     if hparams.policy is not None and hparams.policy.rewards.function is not None:
-        words += shell.option_words(reward_function.NAME, hparams.policy.rewards.function)
-    return shell.typed('./launch.py resume', *words)
+        words += errors.option_words(reward_function.NAME, hparams.policy.rewards.function)
+    return errors.typed('./launch.py resume', *words)
 
 
 def _digests(hparams: Training) -> dict[str, str]:

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from lm_human_preferences import shell, storage
+from lm_human_preferences import errors, storage
 from lm_human_preferences.checkpointing import names
 from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.runs import run_record
@@ -110,7 +110,7 @@ def uploaded(url: str, directory: str, pattern: re.Pattern[str]) -> Iterator[Cal
         except (UserError, OSError) as e:
             raise UserError(
                 f'{url} is not complete: {e}; all of the run is in {directory}, and'
-                f' `{shell.typed("./launch.py resume", url)}` here uploads the rest'
+                f' `{errors.typed("./launch.py resume", url)}` here uploads the rest'
             ) from e
 
     def try_to_finish() -> None:

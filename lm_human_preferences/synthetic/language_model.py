@@ -15,7 +15,6 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.language import attention, encodings, model
 from lm_human_preferences.language import network as network_module
 from lm_human_preferences.language.gpt2 import tf_names
-from lm_human_preferences.machine import products
 from lm_human_preferences.synthetic import disk_cache
 from lm_human_preferences.training import optimizer, precision
 from lm_human_preferences.utils import core
@@ -33,7 +32,7 @@ def directory() -> str:
     """Return the model's directory in the cache; if it is missing, train the model first."""
     # The modules that the weights depend on: texts, network and training
     texts, network = [sys.modules[__name__], reviews], [model, network_module, attention, tf_names]
-    training = [optimizer, precision, products, core]
+    training = [optimizer, precision, core]
     name = encodings.Reviews.name
     return disk_cache.directory(name, _create, [*texts, *network, *training])
 

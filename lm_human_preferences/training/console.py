@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from lm_human_preferences import shell, storage
+from lm_human_preferences import errors, storage
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.hparams.policy_options import NEW_MODEL, differences
@@ -71,7 +71,7 @@ def announce_next(*lines: str, **commands: str) -> None:
     next_lines = []
     for purpose, command in commands.items():
         label = purpose.replace('_', ' ') + ':'
-        next_lines.append(f'  {label:{width}} {shell.typed(command)}')
+        next_lines.append(f'  {label:{width}} {errors.typed(command)}')
     announce('', *lines, *next_lines)
 
 
@@ -84,7 +84,7 @@ def announce_policy(hparams: policy_options.HParams) -> None:
     commands = {'sample_from_it': f'./sample.py sample --save_dir {path} --nsamples 8'}
     if not hparams.run.evaluate:
         function = hparams.rewards.function
-        more = [] if function is None else shell.option_words('rewards.function', function)
+        more = [] if function is None else errors.option_words('rewards.function', function)
         commands['evaluate_it'] = shlex.join(['./launch.py', 'evaluate', save_dir, *more])
     commands['write_a_report'] = f'./launch.py report {path}'
     announce_next(f'The policy is in {storage.join(save_dir, "policy")}', **commands)
@@ -100,7 +100,7 @@ def announce_reward_model(
     if save_dir is not None:
         words = [os.path.basename(save_dir.rstrip('/'))]
         for option, value in task_options.items():
-            words += shell.option_words(option, value)
+            words += errors.option_words(option, value)
         announce_next(
             f'The reward model is in {storage.join(save_dir, "reward_model")}',
             train_a_policy=(

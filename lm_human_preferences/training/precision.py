@@ -4,14 +4,14 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.machine import process, processors, products
-from lm_human_preferences.machine.products import Library
+from lm_human_preferences.machine import process, processors
+from lm_human_preferences.machine.processors import Processor
 from lm_human_preferences.utils.core import default_device
 
 # Words whose logits MKL computes per call; one call for all 50,257 takes 1.4 times as long.
@@ -20,6 +20,13 @@ _VOCABULARY_PIECE = 1024
 # fast. Smaller weights gain nothing, nor do those that learn, which are prepacked for each batch.
 _LARGE_WEIGHT = 2**18
 _LARGEST_FLASH = 256  # largest size of a head that flash attention accepts
+Library = Literal['default', 'onednn']
+LIBRARIES = get_args(Library)
+ROUNDING = {'amx_bf16', 'bf16'}  # processor features with which oneDNN rounds to bf16
+# A network no wider than this is fastest on one thread with PyTorch's default library. oneDNN makes
+# a kernel for each new number of tokens, so a first run takes 12 % more time and twice the memory.
+TINY_WIDTH = 128
+_matmul: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @dataclass(frozen=True)
@@ -46,9 +53,9 @@ def configure_for(
     """Configure this process for a network of width `n_embd`; library None: the fastest."""
     process.limit_alone()
     # Operations of a tiny network take microseconds; synchronising threads would take longer.
-    if n_embd <= products.TINY_WIDTH and not process.threads_are_set():
+    if n_embd <= TINY_WIDTH and not process.threads_are_set():
         torch.set_num_threads(1)
-    library = library or products.choose(n_embd)
+    library = library or fastest_library(n_embd)
     configure(precision, default_device(), library, deterministic=deterministic)
 
 
@@ -82,10 +89,10 @@ def configure(
         return _kernels
     process.keep_freed_memory()
     processor = processors.this_processor()
-    if not products.ROUNDING.isdisjoint(processor.features):
+    if not ROUNDING.isdisjoint(processor.features):
         library = 'default'
-    products.select(library)
-    few_rows = products.prepacked_rows(processor, library)
+    select_library(library)
+    few_rows = prepacked_rows(processor, library)
     _kernels = Kernels(
         library=library,
         reduced=reduced,
@@ -104,13 +111,13 @@ def plain() -> Iterator[None]:
     before, allowed_tf32 = _kernels, torch.backends.cuda.matmul.allow_tf32
     _kernels = Kernels()
     torch.backends.cuda.matmul.allow_tf32 = False
-    products.select(_kernels.library)
+    select_library(_kernels.library)
     try:
         yield
     finally:
         _kernels = before
         torch.backends.cuda.matmul.allow_tf32 = allowed_tf32
-        products.select(before.library)
+        select_library(before.library)
 
 
 @contextlib.contextmanager
@@ -255,3 +262,30 @@ def _times_prepacked(
         weight.prepacked = source, prepacked  # pyright: ignore[reportAttributeAccessIssue]
     activation = ('gelu', [], 'tanh') if gelu else ('none', [], '')
     return torch.ops.mkldnn._linear_pointwise(x, prepacked, bias, *activation)
+
+
+def fastest_library(n_embd: int) -> Library:
+    """Return the library for a network of width `n_embd` on this machine; 'default' on a GPU."""
+    if default_device().type != 'cpu' or n_embd <= TINY_WIDTH:
+        return 'default'
+    # oneDNN was measured to be faster on AMD processors with bf16.
+    processor = processors.this_processor()
+    is_amd_with_bf16 = processor.vendor == processors.AMD and 'avx512_bf16' in processor.features
+    return 'onednn' if is_amd_with_bf16 else 'default'
+
+
+def prepacked_rows(processor: Processor, library: Library) -> range:
+    """Return the numbers of rows for which oneDNN with prepacked weights beats `library`."""
+    features = processor.features
+    if library == 'onednn':
+        return range(1, 65) if 'avx512f' in features else range(0)
+    is_faster = processor.vendor == processors.INTEL and 'avx512f' in features
+    if processor.vendor == processors.AMD:
+        is_faster = 'avx2' in features and 'avx512f' not in features
+    return range(2, 33) if is_faster else range(0)
+
+
+def select_library(library: Library) -> None:
+    """Let `library` multiply float32 matrices on the CPU of this process."""
+    # PyTorch uses oneDNN if rounding to bf16 is allowed, which most processors cannot do.
+    _matmul.fp32_precision = 'bf16' if library == 'onednn' else 'none'

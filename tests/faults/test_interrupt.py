@@ -10,7 +10,7 @@ import pytest
 from command_line import error_of, invoke, succeed
 from launched import PATIENCE, REPOSITORY, SMALL, Launch, eventually
 
-from lm_human_preferences import shell
+from lm_human_preferences import errors
 from lm_human_preferences.checkpointing import names
 from lm_human_preferences.utils import stop_signals
 
@@ -32,7 +32,7 @@ def test_while_a_training_starts(tmp_path):
     assert not (directory / 'lock').exists()
     hints = ('Nothing is saved yet; the same command starts again.',)
     if directory.exists():  # the signal came late, perhaps after a step
-        command = shell.typed(f'./launch.py resume {directory}')
+        command = errors.typed(f'./launch.py resume {directory}')
         hints += (  # or before the settings were complete
             f'is saved; to go on from there: {command}',
             f'No step is saved yet; to go on from there: {command}',

@@ -30,7 +30,7 @@ from lm_human_preferences.checkpointing import checkpointer, checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.runs import run_dir, run_lock
+from lm_human_preferences.runs import run_dir
 from lm_human_preferences.utils import event_files
 from lm_human_preferences.utils.logging import Logger
 
@@ -366,7 +366,7 @@ def test_lock_that_was_deleted_before_it_was_taken(tmp_path, monkeypatch, is_mad
     monkeypatch.setattr(fcntl, 'flock', take_late)
     with (
         pytest.raises(UserError, match='a process is writing this run'),
-        run_lock.held(str(tmp_path), ranks=1),
+        run_dir.held(str(tmp_path), ranks=1),
     ):
         pass
 
@@ -384,9 +384,9 @@ def test_what_was_killed_before_it_had_its_settings_is_no_run(tmp_path):
 
 
 def test_lock_that_another_process_has_made_anew_stays(tmp_path):
-    with run_lock.held(str(tmp_path), ranks=1):
+    with run_dir.held(str(tmp_path), ranks=1):
         (tmp_path / 'lock').unlink()  # by a user who thinks that this process has ended
-        other = run_lock.held(str(tmp_path), ranks=1)
+        other = run_dir.held(str(tmp_path), ranks=1)
         other.__enter__()
     assert (tmp_path / 'lock').exists()
     other.__exit__(None, None, None)

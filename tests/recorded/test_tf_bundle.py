@@ -15,16 +15,17 @@ import torch
 from fuzzing import damaged
 from golden_data import found, golden
 
-from lm_human_preferences.checkpointing import tf_bundle, tf_table
+from lm_human_preferences.checkpointing import tf_bundle
 from lm_human_preferences.checkpointing.checkpoints import write_bundle
-from lm_human_preferences.checkpointing.tf_bundle import Bundle, BundleError
-from lm_human_preferences.checkpointing.tf_table import (
+from lm_human_preferences.checkpointing.tf_bundle import (
+    Bundle,
+    BundleError,
     encode_block,
     encode_table,
     read_table,
     varint,
 )
-from lm_human_preferences.storage.crc import masked_crc
+from lm_human_preferences.utils.event_files import masked_crc
 
 MIB = 1 << 20
 DATA, INDEX = '.data-00000-of-00001', '.index'
@@ -97,7 +98,7 @@ def test_golden_checkpoint_is_reproduced(tmp_path, name):
     [(b'model', b'n'), (b'\xff\x01x', b'\xff\x02'), (b'\xff\xff', b'\xff\xff'), (b'', b'')],
 )
 def test_successor(key, expected):
-    assert tf_table.successor(key) == expected
+    assert tf_bundle.successor(key) == expected
 
 
 def seal(block, compression=0):
@@ -106,7 +107,7 @@ def seal(block, compression=0):
 
 
 def table_end(meta_handle, handle):
-    return (meta_handle + handle).ljust(40, b'\0') + tf_table.MAGIC
+    return (meta_handle + handle).ljust(40, b'\0') + tf_bundle.MAGIC
 
 
 def split(rows, count):
@@ -283,7 +284,7 @@ def test_much_damaged_index(prefix):
     """Its checksums are believed, so that the parsers get the damage."""
     generator = random.Random(0)
     good = contents(prefix + INDEX)
-    with mock.patch.object(tf_table, 'masked_crc', lambda data: _AnyChecksum()):
+    with mock.patch.object(tf_bundle, 'masked_crc', lambda data: _AnyChecksum()):
         for _ in range(150):
             put(prefix + INDEX, damaged(generator, good))
             with contextlib.suppress(BundleError):
@@ -348,10 +349,10 @@ def test_damaged_block(tmp_path, block, reason):
 
 @pytest.mark.parametrize('make', [growing_keys, many_entries, repeated_block, large_file])
 def test_reading_a_crafted_index_is_cheap(tmp_path, monkeypatch, make):
-    monkeypatch.setattr(tf_table, 'MAX_SIZE', 2 * MIB)
+    monkeypatch.setattr(tf_bundle, 'MAX_SIZE', 2 * MIB)
     put(tmp_path / 'x.index', make())
     start = time.process_time()
-    with pytest.raises(BundleError, match=tf_table.TOO_LARGE), peak_memory() as peak:
+    with pytest.raises(BundleError, match=tf_bundle.TOO_LARGE), peak_memory() as peak:
         Bundle(tmp_path / 'x')
     assert peak() < 64 * MIB and time.process_time() - start < 20
 

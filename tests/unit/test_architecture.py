@@ -13,7 +13,6 @@ MOST_FILES = 13  # in one folder
 # Lowest first. A module may import from its own room and from those above it in this list.
 ROOMS = (
     'errors',
-    'shell',
     'storage',
     'utils',
     'machine',
@@ -32,7 +31,6 @@ ROOMS = (
     'lm_tasks',
     'labels',
     'frozen_head',
-    'reward_models',
     'rewards',
     'reward_sources',
     'evaluation',
@@ -58,7 +56,6 @@ ONLY = {
     'huggingface_hub': 'storage report',  # in the latter for model cards
     'starlette': 'labels',
     'uvicorn': 'labels',
-    f'{PACKAGE}.checkpointing.tf_table': 'checkpointing',
     # Other rooms know what every network can do: language/network.py.
     f'{PACKAGE}.language.causal_lm.network': 'language',
 }

@@ -17,7 +17,6 @@ from lm_human_preferences.language.causal_lm.sizes import blocks_of, sizes_of
 from lm_human_preferences.language.network import Network
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.language.weights import CAUSAL_LM
-from lm_human_preferences.machine import products
 from lm_human_preferences.training import precision
 
 TAKEN = (
@@ -298,7 +297,7 @@ def gradients(network):
     return {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize('library', products.LIBRARIES)
+@pytest.mark.parametrize('library', precision.LIBRARIES)
 @pytest.mark.parametrize('family', FAMILIES)
 def test_rows_are_the_models_own_pass(family, library):
     precision.configure('fp32', CPU, library)

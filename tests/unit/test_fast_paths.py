@@ -18,7 +18,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import attention, model
 from lm_human_preferences.language.sample import Decoding
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.machine import processors, products
+from lm_human_preferences.machine import processors
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.training import precision, vocabulary
 from lm_human_preferences.training.optimizer import Adam
@@ -30,7 +30,7 @@ needs_bf16 = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(params=products.LIBRARIES, autouse=True)
+@pytest.fixture(params=precision.LIBRARIES, autouse=True)
 def library(request):
     kernels = precision.configure('fp32', CPU, request.param)
     if kernels.library != request.param:
@@ -302,7 +302,7 @@ FEW = 32
 def test_few_rows_are_multiplied_by_weights_laid_out(
     net, library, monkeypatch, rows, learns, size, is_laid_out
 ):
-    monkeypatch.setattr(products, 'prepacked_rows', lambda *_: range(2, FEW + 1))
+    monkeypatch.setattr(precision, 'prepacked_rows', lambda *_: range(2, FEW + 1))
     monkeypatch.setattr(precision, '_LARGE_WEIGHT', size)
     precision.configure('fp32', CPU, library)
     net.requires_grad_(learns)

@@ -9,7 +9,7 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.language.gpt2.sizes import HParams as Sizes
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.machine import process, processors, products
+from lm_human_preferences.machine import process, processors
 from lm_human_preferences.plan.phases import reward_phase
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import default_device
@@ -37,10 +37,10 @@ def test_kinds_of_processors(machine, kind):
     text, library, rows = KINDS[kind]
     machine(kind)
     processor = processors.this_processor()
-    assert products.choose(768) == library
-    assert products.choose(128) == 'default'
-    assert ('avx512f' in text) == bool(products.prepacked_rows(processor, 'onednn'))
-    assert products.prepacked_rows(processor, library) == rows
+    assert precision.fastest_library(768) == library
+    assert precision.fastest_library(128) == 'default'
+    assert ('avx512f' in text) == bool(precision.prepacked_rows(processor, 'onednn'))
+    assert precision.prepacked_rows(processor, library) == rows
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.ppo import PART
 from lm_human_preferences.reward_sources import loading, sources
 from lm_human_preferences.reward_sources.sources import source_of
-from lm_human_preferences.runs import reward_function, run_lock
+from lm_human_preferences.runs import reward_function, run_dir
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.training.loop import FailedElsewhere
 from lm_human_preferences.utils import stop_signals
@@ -144,11 +144,11 @@ FORKS = """
 import os, signal, sys
 from lm_human_preferences.external_rewards.function import FunctionScorer
 from lm_human_preferences.external_rewards.texts import joined
-from lm_human_preferences.runs import reward_function, run_lock
+from lm_human_preferences.runs import reward_function, run_dir
 from lm_human_preferences.utils import stop_signals
 
 run, name = sys.argv[1:]
-lock = run_lock.held(run, ranks=1)
+lock = run_dir.held(run, ranks=1)
 handled = stop_signals.handled(stop_signals.interrupt, signal.SIGINT, *stop_signals.TO_STOP)
 with lock, handled:
     scores = FunctionScorer(reward_function.read(name)).score([joined('a', 'b')])
@@ -184,7 +184,7 @@ def test_processes_that_are_forked_have_nothing_of_the_run(write, tmp_path):
     assert done.returncode == -signal.SIGKILL, (tmp_path / 'output').read_text()
     child = int((tmp_path / 'my_reward.py.child').read_text())
     try:
-        run_lock.check_free(str(tmp_path / 'run'))
+        run_dir.check_free(str(tmp_path / 'run'))
     finally:
         os.kill(child, signal.SIGTERM)
 

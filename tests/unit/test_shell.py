@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command_line import error_of, invoke
 
-from lm_human_preferences import shell
+from lm_human_preferences import errors
 from lm_human_preferences.cli import launch as jobs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,9 +39,9 @@ def test_a_command_is_printed_so_that_it_runs_in_any_folder(
     sampling, tensorboard = SAMPLE, 'tensorboard'
     if is_named:
         sampling, tensorboard = f'{environment}/python3 {SAMPLE}', f'{environment}/tensorboard'
-    assert shell.typed(SAMPLE) == sampling
-    assert shell.typed('tensorboard') == tensorboard
-    assert shell.typed('tensorboard', '--logdir', 'my runs') == f"{tensorboard} --logdir 'my runs'"
+    assert errors.typed(SAMPLE) == sampling
+    assert errors.typed('tensorboard') == tensorboard
+    assert errors.typed('tensorboard', '--logdir', 'my runs') == f"{tensorboard} --logdir 'my runs'"
 
 
 @pytest.mark.parametrize('script', ['launch.py', 'sample.py'])
@@ -59,7 +59,7 @@ def test_a_python_without_torch_ends_in_one_line(environment, monkeypatch):
         raise ModuleNotFoundError("No module named 'torch'", name='torch')
 
     monkeypatch.setattr(jobs, 'start_job', start)
-    monkeypatch.setattr(shell, '_ROOT', environment.parents[1])
+    monkeypatch.setattr(errors, '_ROOT', environment.parents[1])
     told = f"{sys.executable} has no module 'torch': "
     installs = f'{told}`sh tools/setup.sh` installs what this program needs into .venv, and'
     uses = '`. .venv/bin/activate` makes this shell use it'

@@ -1,1 +1,0 @@
-"""Where the reward models of a run are saved."""
