@@ -49,7 +49,7 @@ books_task = combos(
     bind_all(query_length=64, query_dataset='books', response_length=24),
     # A query begins after a full stop and ends with one, so it is made of whole sentences.
     bind_all(start_text='.', end_text='.'),
-    # A response ends with a sentence too, after 16 tokens or more: token 13 is '.'.
+    # A response ends at the first full stop (token 13) after 16 tokens or more.
     bind_all(truncate_token=13, truncate_after=16),
     bind_all('policy', temperature=0.7, initial_model='124M'),
 )
@@ -73,7 +73,7 @@ cnndm_task = summarize_task(
 )
 tldr_task = summarize_task(0.7, query_suffix='\n\nTL;DR:', query_dataset='tldr')
 
-# 27 letters, two tiny layers, made-up queries and labels.
+# For tests: 27 letters as tokens, a model of two tiny layers, made-up queries and labels.
 test_task = combos(
     bind_all(query_length=3, query_dataset='test', response_length=4, start_text=None),
     bind('policy.initial_model', 'test'),
@@ -107,7 +107,7 @@ def reward_experiment(task: Sequence[Trial], *settings: Sequence[Trial]) -> list
 
 
 def books_reward(labels: str) -> list[Trial]:
-    """Return an experiment: a reward model for continued passages of books, from 5,000 labels."""
+    """Return an experiment that trains a reward model of book continuations on 5,000 labels."""
     return reward_experiment(
         books_task,
         bind_all(batch_size=32, lr=5e-5, rollout_batch_size=512),
@@ -116,7 +116,7 @@ def books_reward(labels: str) -> list[Trial]:
 
 
 def summarize_reward(task: Sequence[Trial], labels: str) -> list[Trial]:
-    """Return an experiment: a reward model for summaries, from labels collected online."""
+    """Return an experiment that trains a reward model of summaries on labels collected online."""
     return reward_experiment(
         task,
         bind_all('labels', source=f'{LABELS}/{labels}/online_45k.json', num_train=46_000),
@@ -152,7 +152,7 @@ reward_experiments = {
 
 
 def new_reward_model(experiment: str) -> list[Trial]:
-    """Return settings that have a policy's run train the reward model of `experiment` first."""
+    """Return settings with which a policy's run first trains the reward model of `experiment`."""
     return combos(
         bind('rewards.train_new_model', 'on'),
         bind_nested('rewards.train_new_model', reward_experiments[experiment]),
@@ -166,7 +166,7 @@ def adaptive_kl_policy(
     kl_target: float = 6.0,
     **ppo: Any,
 ) -> list[Trial]:
-    """Return an experiment: a policy with a KL near `kl_target` nats, and a new reward model."""
+    """Return an experiment: train a reward model, then a policy to a KL near `kl_target` nats."""
     return combos(
         bind_nested('task', task),
         bind_all('ppo', **ppo),
@@ -178,7 +178,7 @@ def adaptive_kl_policy(
 
 
 def summarize_policy(experiment: str, task: Sequence[Trial], kl_coef: float) -> list[Trial]:
-    """Return an experiment: a policy with a fixed KL coefficient, and a new reward model."""
+    """Return an experiment: train a reward model, then a policy with a fixed KL coefficient."""
     return combos(
         bind_nested('task', task),
         new_reward_model(experiment),
@@ -194,10 +194,10 @@ policy_experiments = {
     'sentiment': adaptive_kl_policy('sentiment', books_task, **books_ppo),
     'descriptiveness': adaptive_kl_policy('descriptiveness', books_task, **books_ppo),
     'cnndm': summarize_policy('cnndm', cnndm_task, kl_coef=0.01),
-    'tldr': summarize_policy('tldr', tldr_task, kl_coef=0.03),  # 0.01 is too low
+    'tldr': summarize_policy('tldr', tldr_task, kl_coef=0.03),  # 0.01, as above, is too low
     'test': adaptive_kl_policy('test', test_task, lr=1e-2, total_episodes=100 * 64, batch_size=64),
     'mock_sentiment': combos(
-        # The coefficient starts high: a policy that strays far at first loses words for good.
+        # kl_coef starts high: a policy that strays far early on stops using some words for good.
         adaptive_kl_policy(
             'mock_sentiment',
             mock_task,
@@ -271,7 +271,7 @@ def recorded_run(save_dir: str) -> tuple[str, str]:
         if command in run_record.read(directory):
             missing = name  # the run is of this command, but its settings are gone
             break
-    raise UserError(f'{save_dir} holds no run that could go on: it has no {missing}')
+    raise UserError(f'{save_dir} holds no run to resume: it has no {missing}')
 
 
 def settings_of_experiments() -> dict[str, dict[str, Any]]:

@@ -26,12 +26,12 @@ from lm_human_preferences.runs import run_settings
 
 
 def sample(settings: dict[str, Any]) -> None:
-    """Start the job; a --model gets the task of `chat`, except for the user's `settings`."""
+    """Start the job. With --model, the user's `settings` override the task of `chat`."""
     if settings.get('model') is not None:
         chat = user_settings.bindings(experiments.reward_experiments, 'chat', 'sample')
         task = {name: value for name, value in chat.items() if name.startswith('task.')}
         if settings.keys() & {'prompt', 'queries'}:
-            task['task.query_dataset'] = 'test'  # required, but not read
+            task['task.query_dataset'] = 'test'  # the option is required, but has no effect here
         settings = {**task, **settings, 'task.policy.initial_model': settings['model']}
     options = SampleHParams()
     user_settings.override(options, settings)
@@ -40,7 +40,7 @@ def sample(settings: dict[str, Any]) -> None:
         with about_option('--output'):
             storage.check_new_file(options.output)
     if options.save_dir is not None:
-        run_settings.load_run_hparams(options.save_dir)  # without waiting for torch
+        run_settings.load_run_hparams(options.save_dir)  # finds errors before torch is loaded
     launch.start_job('commands.sample_policy:sample_policy', {'options': options}, options.mpi)
 
 

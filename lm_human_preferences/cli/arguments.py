@@ -35,10 +35,10 @@ def read_words(
     *,
     rest: str | None = None,
 ) -> Given:
-    """Parse a command's words to {name: text, or tuple of texts if repeatable}; or UserError.
+    """Parse a command's words to {name: text}; a repeatable option gets a tuple of texts.
 
     arguments: {name: name in messages} of required arguments, given by position or as `--name`.
-    positionals: options that may follow by position. rest: argument that takes all further words.
+    positionals: options that may follow without `--name`. rest: argument with all remaining words.
     """
     given: Given = {}
     by_position: list[str] = []
@@ -79,7 +79,7 @@ def _assign_by_position(
     positionals: Sequence[str],
     rest: str | None,
 ) -> list[str]:
-    """Add the words `by_position` to `given` under their names; return those that are too many."""
+    """Add positional words to `given` under the names of their arguments; return leftover words."""
     keys = [key for key in (*arguments, *positionals) if key not in given]
     if rest in keys:
         place = keys.index(rest)
@@ -107,7 +107,7 @@ def _converts(key: str, field: Field, word: str) -> bool:
 def _known(
     name: str, fields: Fields, arguments: Mapping[str, str], may_negate: bool
 ) -> tuple[str, bool]:
-    """Return (option or argument called `name`, False), or (switch, True) for 'no' + its name."""
+    """Return (key of option or argument `name`, whether a leading 'no' in `name` negates it)."""
     key = name.replace('-', '_')
     if key in fields or key in arguments:
         return key, False
@@ -123,7 +123,7 @@ def _is_flag(field: Field) -> bool:
 
 
 def _next_value(key: str, field: Field | None, words: list[str]) -> str:
-    """Pop the option's value from `words`; if it is left out, return 'True' or raise UserError."""
+    """Pop the option's value from `words`; if there is none, return 'True' or raise UserError."""
     flag = field is not None and _is_flag(field)
     if (
         words
@@ -139,14 +139,14 @@ def _next_value(key: str, field: Field | None, words: list[str]) -> str:
 
 
 def convert(key: str, field: Field, text: str | tuple[str, ...]) -> Any:
-    """Convert the `text`, or tuple of texts, given for option `key` to its type; or UserError."""
-    # Only options that this port added accept on and off for a bool.
+    """Convert the text or texts of option `key` to its type; UserError if they do not fit it."""
+    # Only boolean options that this port added accept 'on' and 'off'.
     if field.metadata.get('ours') and bool in members(field.type) and isinstance(text, str):
         text = {'on': 'true', 'off': 'false'}.get(text, text)
     try:
         value = _read(field.type, text) if isinstance(text, str) else text
         if isinstance(value, str | tuple):
-            ''.join(value).encode()  # UnicodeEncodeError, a ValueError, if it is not UTF-8
+            ''.join(value).encode()  # raises a ValueError if the text is not valid UTF-8
     except (ValueError, OverflowError):
         raise UserError(f'--{key} must be {describe(field.type)}, got {text!r}') from None
     return expanded(value) if field.metadata.get('path') else value
@@ -186,7 +186,7 @@ def _read(ty: Any, text: str) -> Any:
 
 
 def _unquote(text: str) -> str:
-    """Strip the quotes by which users of the original kept 'off' or '5' a string."""
+    """Strip quotes, which the original's parser needed to read 'off' or '5' as a string."""
     literal = _literal(text) if text[:1] in ('"', "'") else None
     return literal if isinstance(literal, str) else text
 

@@ -16,10 +16,10 @@ from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial
 
 Experiments = Mapping[str, Sequence[Trial]]
-# {experiment: default label type of `ask`}. People choose the best of four samples nearly as fast
-# as the better of two, and the label says more.
+# {experiment: default label type of `ask`}
+# Choosing the best of four takes people hardly longer than the better of two, and says more.
 ASKED = {'chat': 'best_of_4'}
-OF_LABELS = 'QUERIES.jsonl'  # name in place of a data set: labels contain queries
+OF_LABELS = 'QUERIES.jsonl'  # placeholder for the data set, as labels contain their queries
 LABEL_FIELDS = {
     key: field
     for key, field in user_settings.settable(reward_options.HParams).items()
@@ -60,7 +60,7 @@ HELP: dict[str, dict[str, Any]] = {  # {command: texts of its help page}
 def label_commands(
     reward_experiments: Experiments, settings: Callable[[], policy_options.Experiments]
 ) -> list[Command]:
-    """Return the commands. reward_experiments: train_reward's, which set task and label type.
+    """Return the commands about labels. reward_experiments: the experiments of train_reward.
 
     settings: function that returns all experiments' settings, to suggest the next training command.
     """
@@ -91,7 +91,7 @@ def label_commands(
 
 
 def _asked_type(experiment: str, options: Any, folder: str) -> dict[str, str]:
-    """Return {'labels.type': type} of an existing folder, or the default of `ask`; else {}."""
+    """Return {'labels.type': type} of the existing folder, or from ASKED; {} if neither has one."""
     from lm_human_preferences.labels.folder import is_folder
     from lm_human_preferences.labels.task_file import read_task
 
@@ -118,7 +118,7 @@ def _experiment_command(
     fields = user_settings.settable(hparam_class)
 
     def start(settings: dict[str, Any], exp: str, *values: str) -> None:
-        """Start the job. settings: {option: value}, as given. values: one for each argument."""
+        """Start the job. settings: {option: value} as given. values: those of the arguments."""
         binds = user_settings.bindings(reward_experiments, exp, name)
         options: Any = hparam_class()
         own = {key: settings.pop(key) for key in fields.keys() & settings.keys()}

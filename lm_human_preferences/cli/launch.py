@@ -46,7 +46,7 @@ class _LaunchHParams(RankHParams):
 
 
 def validated(hparams: Settings) -> Settings:
-    """Return `hparams`; UserError if its class finds a problem."""
+    """Return `hparams` if they are valid; otherwise raise UserError."""
     try:
         hparams.validate()
     except (TypeError, ValueError) as e:
@@ -60,9 +60,9 @@ def validated(hparams: Settings) -> Settings:
 def start_job(
     job: str, arguments: dict[str, Any], mpi: int | None, *, has_ranks: bool = True
 ) -> None:
-    """Call `job`, a 'module:function' of this package, on `mpi` ranks, or without ranks.
+    """Call `job`, a 'module:function' of this package, on `mpi` ranks (None: one for each GPU).
 
-    mpi: None for one rank for each GPU.
+    has_ranks: if False, the job ignores `mpi` and runs in one process.
     """
     if 'VISIBLE_DEVICES' in os.environ:  # the variable that the original read
         os.environ.setdefault('CUDA_VISIBLE_DEVICES', os.environ['VISIBLE_DEVICES'])
@@ -71,7 +71,7 @@ def start_job(
         if launch.rank == 0:
             import_job(job)(**arguments)
         return
-    errors.require('torch')  # else a missing mpiexec would be reported first
+    errors.require('torch')  # checked here, or a missing mpiexec would be reported first
     size = _world_size(mpi)
     hparams: Any = arguments.get('hparams')
     is_training = hasattr(hparams, 'commands')
@@ -143,12 +143,12 @@ def job_command(
 ) -> Command:
     """Return the command `name ARGUMENT ... [--option ...]`, which starts `job`.
 
-    The job gets the options and arguments as keyword arguments, and those that `more` returns.
+    The job gets as keyword arguments: the options, the arguments, and what `more` returns.
     """
     names = [each if isinstance(each, str) else str(each.name) for each in arguments]
 
     def start(settings: dict[str, Any], *values: Any) -> None:
-        """Start the job. settings: {option: value}, as given. values: one for each argument."""
+        """Start the job. settings: {option: value} as given. values: those of the arguments."""
         own = options()
         user_settings.override(own, settings)
         given = {**dict(zip(names, values, strict=True)), **more()}
@@ -166,7 +166,7 @@ def experiment_command(
     example: str = '',
     complete: Complete | None = None,
 ) -> Command:
-    """Return the command `name EXPERIMENT NAME [--option ...]`. complete: adds implied settings."""
+    """Return the command `name EXPERIMENT NAME`. complete: function that adds implied settings."""
     launch_class = _launch_class(name)
     launch_fields = hyperparams.fields(launch_class)
 
@@ -220,7 +220,7 @@ and changes some of the defaults; --dry_run shows all its settings.""",
 def start_training(
     hparams: 'Training', experiment: str | None, binds: Mapping[str, Any], mpi: int | None
 ) -> None:
-    """Start a training. binds: the experiment's settings, or {}. mpi: see start_job."""
+    """Start a training on `mpi` ranks. binds: the experiment's settings, {} if it is unknown."""
     arguments: dict[str, Any] = {'hparams': hparams, 'experiment': experiment}
     if hparams.command == run_files.REWARD.command:
         arguments['task_options'] = task_options(hparams.task, binds)
@@ -228,7 +228,7 @@ def start_training(
 
 
 def _launch_class(command: str) -> type[_LaunchHParams]:
-    """Return the class of the options that launch a command."""
+    """Return the class of a training command's launch options, such as --mpi and --save_dir."""
     save_dir = option(
         run_files.usual_directory(command),
         'parent folder: the run is saved in SAVE_DIR/NAME; None: not at all',
@@ -240,7 +240,7 @@ def _launch_class(command: str) -> type[_LaunchHParams]:
 
 def _dry_run(title: str, hparams: Any, launch: Any, explicitly_set: dict[str, Any]) -> None:
     """Print the settings of a run, check them without training, and print what would start."""
-    dry_run = import_job('commands.dry_run:dry_run')  # loads torch
+    dry_run = import_job('commands.dry_run:dry_run')  # this import loads torch
     click.echo(title)
     hyperparams.dump(hparams)
     hyperparams.dump_additions(hparams)
@@ -251,7 +251,7 @@ def _dry_run(title: str, hparams: Any, launch: Any, explicitly_set: dict[str, An
 def _checked_name(name: str) -> str:
     """Return the NAME of a run without trailing slashes; UserError if it is not allowed."""
     is_relative = not name.startswith('/') and '..' not in name.split('/')
-    letters = os.fsencode(name).decode(errors='surrogateescape')  # as UTF-8 in every locale
+    letters = os.fsencode(name).decode(errors='surrogateescape')  # UTF-8, whatever the locale
     is_name = bool(name.strip('/')) and letters.isprintable() and len(letters) <= LONGEST_NAME
     if not (is_relative and is_name):
         raise UserError(

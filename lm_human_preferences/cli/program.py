@@ -22,7 +22,7 @@ from lm_human_preferences.utils.streams import error_line, note
 Fields = dict[str, dataclasses.Field]
 
 LAUNCHING = ('mpi', 'dry_run', 'save_dir', 'overwrite')
-HEADINGS = {  # {group of options: heading}, in the order of help pages; '': not in a group
+HEADINGS = {  # {group of options: its heading on help pages}; '' is the group of all others
     'run': 'Run',
     'task': 'Task',
     'task.policy': 'Policy',
@@ -67,10 +67,10 @@ class Program(click.Group):
         except UserError as e:
             _fail(str(e))
         except click.ClickException as e:
-            told = e.format_message()
-            if isinstance(e, click.UsageError) and e.ctx is not None:  # click's own error
-                told += f' The command comes first: {", ".join(self.commands)}'
-            _fail(told)
+            message = e.format_message()
+            if isinstance(e, click.UsageError) and e.ctx is not None:  # click itself raised it
+                message += f' The command comes first: {", ".join(self.commands)}'
+            _fail(message)
         except ModuleNotFoundError as e:
             if e.name is None or e.name.startswith('lm_human_preferences'):
                 raise
@@ -86,9 +86,9 @@ class Program(click.Group):
 def _fail(message: str) -> None:
     streams.mute_notes(False)
     note(error_line(message))
-    with contextlib.suppress(UserError):  # about the variables that should tell the rank
+    with contextlib.suppress(UserError):  # raised if the launcher's variables are invalid
         if launch_methods.current().rank:
-            time.sleep(worker.REPORT_SECONDS)  # rank 0 reports for all, and ends first
+            time.sleep(worker.REPORT_SECONDS)  # rank 0 reports the error for all, and ends first
     sys.exit(FAILED)
 
 
@@ -136,7 +136,7 @@ class Command(click.Command):
         return []
 
     def invoke(self, ctx: click.Context) -> object:
-        """Convert the values that were given, and call the command's function."""
+        """Convert the given texts to values and call the command's function with them."""
         given = {key: text for key, text in ctx.params.items() if key in self.fields}
         settings = {key: convert(key, self.fields[key], text) for key, text in given.items()}
         for key, value in settings.items():
@@ -150,7 +150,7 @@ class Command(click.Command):
         return self.callback(settings, *arguments)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options in sections."""
+        """Write the options to the help page, in sections."""
         records = {}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
@@ -170,7 +170,7 @@ def _click_option(key: str, field: dataclasses.Field) -> click.Option:
         [f'--{key}', _identifier(key)],
         metavar=value_text(field),
         help=f'{field.metadata.get("help") or ""}  {remark}',
-        hidden=field.metadata.get('help', '') is None,  # completion in the shell has the others
+        hidden=field.metadata.get('help', '') is None,  # shell completion offers only the others
     )
 
 
@@ -185,12 +185,12 @@ def shown(fields: Fields) -> Fields:
 
 
 def _is_hidden(name: str, field: dataclasses.Field) -> bool:
-    """Return whether help pages leave an option out; those of a new model are of train_reward."""
+    """Return whether help pages omit an option, such as those that `train_reward --help` shows."""
     return name.startswith(f'{NEW_MODEL}.') or field.metadata.get('help', '') is None
 
 
 def sections(fields: Fields) -> dict[str, Fields]:
-    """Return {heading: fields to show}, only 'Options' for a command that does not train."""
+    """Return {heading: fields to show}; commands that do not train have one heading, 'Options'."""
     fields = shown(fields)
     if not any(name.startswith('run.') for name in fields):
         return {'Options': fields} if fields else {}

@@ -21,7 +21,7 @@ from lm_human_preferences.utils.combos import Trial
 from lm_human_preferences.utils.hyperparams import group_class, members, value_of
 from lm_human_preferences.utils.streams import note
 
-_NAMES = {*registry.DATASETS, 'mock', 'test'}  # never paths, even if a file has that name
+_NAMES = {*registry.DATASETS, 'mock', 'test'}  # not paths, even if a file has such a name
 _RUNS = 'az://openaipublic/lm-human-preferences/runs'
 _PUBLISHED = ('sentiment', 'descriptiveness', 'cnndm', 'tldr')
 # Options of the policy that also apply to a new reward model unless set for it separately
@@ -38,7 +38,7 @@ def settable(hparam_class: type[hyperparams.HParams]) -> dict[str, dataclasses.F
 
 
 def bindings(experiments: Mapping[str, Sequence[Trial]], name: str, command: str) -> dict[str, Any]:
-    """Return {dotted name: value} that experiment `name`, of one trial, sets; or UserError."""
+    """Return {dotted name: value} of experiment `name`; UserError unless it has one trial."""
     if name not in experiments:
         raise UserError(
             f'no experiment {name!r} for {command}: choose from {", ".join(experiments)}'
@@ -87,11 +87,11 @@ def override(hparams: hyperparams.HParams, settings: Mapping[str, Any]) -> None:
 
 
 def _absolute(path: str) -> str:
-    """Return the absolute path of an existing file or folder; any other name as it is."""
+    """Return the absolute path of an existing file or folder; return any other name unchanged."""
     if storage.is_remote(path) or path in _NAMES:
         return path
     absolute = os.path.abspath(path)
-    file = re.sub(r'(?<=\.py):\w+$', '', absolute)  # without :FUNCTION
+    file = re.sub(r'(?<=\.py):\w+$', '', absolute)  # strips :FUNCTION from FILE.py:FUNCTION
     return absolute if os.path.exists(file) else path
 
 
@@ -101,7 +101,7 @@ def complete(
     hparams: policy_options.HParams,
     experiment: str | None,
 ) -> dict[str, Any]:
-    """Return settings of train_policy plus those that they imply; UserError if they conflict.
+    """Return the settings of train_policy and all that they imply; UserError if they conflict.
 
     If the user asks for a new reward model that `hparams` lacks, `hparams` gets the settings of the
     train_reward experiment with the same name. experiment: None for a run that is resumed.
@@ -144,7 +144,7 @@ def _is_on(settings: Mapping[str, Any], group: str, before: object) -> bool:
 
 
 def _share_task(settings: dict[str, Any]) -> None:
-    """Copy each task option from policy to reward model or back; UserError if both differ."""
+    """Copy each task option from policy to reward model or back; UserError if the two differ."""
     for key, value in list(settings.items()):
         if 'task.' not in key:
             continue
@@ -157,7 +157,7 @@ def _share_task(settings: dict[str, Any]) -> None:
 
 
 def with_end_of_response(settings: Mapping[str, Any], task: TaskHParams) -> dict[str, Any]:
-    """Return `settings` plus those that end responses in a chat or with a model's own tokeniser."""
+    """Return `settings`, with the end of responses set for chats and for models' own tokenisers."""
     settings = settings_with_own_token(settings, task)
     given = {key.rpartition('task.')[2]: value for key, value in settings.items()}
     model = given.get('policy.initial_model', task.policy.initial_model)
@@ -167,7 +167,7 @@ def with_end_of_response(settings: Mapping[str, Any], task: TaskHParams) -> dict
         return {'task.truncate_token': None, 'task.truncate_after': 0, **settings}
     if is_given or token not in released.TEXTS_OF_TOKENS or not model:
         return settings
-    from lm_human_preferences.language import tokenisers  # a library that --help does not need
+    from lm_human_preferences.language import tokenisers  # loads a library --help does not need
 
     if tokenisers.may_have_own(model):
         settings['task.truncate_text'] = released.TEXTS_OF_TOKENS[token]

@@ -9,14 +9,14 @@ from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.task_file import EXPERIMENT
 from lm_human_preferences.runs.run_files import POLICY, usual_directory
 
-# Up to FEW labels, a head on a large model's frozen hidden states beats a trained network. With
-# fewer epochs a network underfits; with more it overfits the labellers' errors.
+# Up to FEW labels, a head on a large model's frozen hidden states beats a trained network.
+# With fewer epochs a network underfits; with more it overfits the labellers' errors.
 FEW, MANY = 512, 4096
 MEMBERS = 4  # number of reward models; their mean is the reward
 
 
 def training_options(labels: int, *, is_large: bool) -> list[str]:
-    """Return options to train a reward model. is_large: whether its language model is large."""
+    """Return options for training on `labels` labels. is_large: whether the network is large."""
     if is_large and labels <= FEW:
         return [f'--{NEW_MODEL}.features', 'frozen']
     epochs = 1
@@ -28,10 +28,10 @@ def training_options(labels: int, *, is_large: bool) -> list[str]:
 def training_command(
     folder: LabelFolder, experiments: Experiments, labels: int, without: str | None = None
 ) -> str:
-    """Return the train_policy command for a folder's labels, except those by `without`."""
+    """Return the train_policy command for a folder's labels. without: labellers to leave out."""
     experiment, content = folder.task.get(EXPERIMENT), folder.task['task']
     if f'{POLICY.command}/{experiment}' not in experiments:
-        experiment = 'chat'  # whichever it was, the options below give its task
+        experiment = 'chat'  # any experiment will do, as the options below set the task
     task = TaskHParams()
     task.override_from_nested_dict(content, keep_unknown=True)
     path = os.path.abspath(folder.path)

@@ -1,4 +1,4 @@
-"""Command `label`: a folder's questions, to be answered by single keys or on a web page."""
+"""Command `label`: ask a folder's questions, in a terminal or on a web page."""
 
 import contextlib
 import os
@@ -25,11 +25,11 @@ from lm_human_preferences.language import tokenisers
 from lm_human_preferences.utils import stop_signals
 from lm_human_preferences.utils.streams import columns, note, printable
 
-WIDEST = 80  # largest number of columns that a question takes
+WIDEST = 80  # maximum width of a question in the terminal, in columns
 HIGHEST_KEY = 9
-REPEAT_SECONDS = 0.5  # a key repeated so soon is held down, or pressed by mistake
-GUARD_SECONDS = 0.25  # a key this soon was meant for the previous question, as on the page
-UNDO = ('u', '\x7f', '\b')  # the latter two are what backspace sends
+REPEAT_SECONDS = 0.5  # a key repeated within this time is ignored, as it is held down
+GUARD_SECONDS = 0.25  # an answer this soon is ignored: it was meant for the previous question
+UNDO = ('u', '\x7f', '\b')  # the backspace key sends one of the last two
 ENTER = ('\r', '\n')
 HELP_KEYS = ('h', '?')
 HELP = """\
@@ -80,7 +80,7 @@ def serve(folder: str, options: LabelHParams) -> None:
 
 
 def _simulate(folder: LabelFolder, labeller: str, reward: str, **options: Any) -> None:
-    """Have a simulated labeller answer. reward: see loading.load_reward_model."""
+    """Have a simulated labeller answer the questions. reward: see loading.load_reward_model."""
     # Imported here, as they load torch, which people at a terminal need not wait for.
     from lm_human_preferences.commands.sampler import warnings_only
     from lm_human_preferences.labels import simulated
@@ -96,7 +96,7 @@ def _simulate(folder: LabelFolder, labeller: str, reward: str, **options: Any) -
 
 @contextlib.contextmanager
 def keys_at_once() -> Iterator[None]:
-    """Make keys available at once within the block, without Enter, and do not echo them."""
+    """Within the block, deliver each key at once, without Enter, and do not echo it."""
     if not sys.stdin.isatty():
         yield
         return
@@ -114,7 +114,7 @@ class Keys:
     def __init__(self) -> None:
         self.are_pressed = sys.stdin.isatty()
         self._waiting: list[str] = []
-        self._last, self._when = '', 0.0  # last key, and when it came
+        self._last, self._when = '', 0.0  # last key, and the time at which it was read
 
     def next(self) -> str:
         """Return the next key, or '' for an arrow or function key; KeyboardInterrupt for Ctrl-C."""
@@ -130,13 +130,13 @@ class Keys:
     def _read(self) -> list[str]:
         if not self.are_pressed:
             character = sys.stdin.read(1)
-            while character == '\n':  # keys may be on lines of their own
+            while character == '\n':  # skip line ends between keys
                 character = sys.stdin.read(1)
             if not character:
                 raise EOFError
             return [character]
         pressed = click.getchar()
-        # An arrow or a function key is several characters; so are keys pressed at one moment.
+        # An arrow key sends several characters, and so do several keys pressed at once.
         return [''] if pressed.startswith('\x1b') else list(pressed)
 
 
@@ -156,8 +156,8 @@ class Session:
         has_keys = self.control.first >= 0 and self.control.last <= HIGHEST_KEY
         if not has_keys or self.control.keys > 1:
             raise UserError(
-                f'{self.folder.path}: a terminal has single keys for 0 to {HIGHEST_KEY}, which its'
-                ' questions do not go by; give --web on'
+                f'{self.folder.path}: its questions cannot be answered in a terminal, by a single'
+                f' key from 0 to {HIGHEST_KEY}; give --web on'
             )
 
     def run(self) -> None:
@@ -178,7 +178,7 @@ class Session:
             click.echo(f'Saved: {self.given} answers in this sitting, {total} in all')
 
     def _rest(self) -> None:
-        """Wait until there is a question: a new one, or one whose answer is taken back."""
+        """Wait until a question is open: a new question, or one whose answer is taken back."""
         click.echo('Nothing is left for you to answer.')
         click.echo('u undo your last answer, q or Enter leave, any other key: look again')
         while self.labeller.next_question() is None:
@@ -203,7 +203,7 @@ class Session:
             since_shown = time.monotonic() - self._shown_at
             is_too_soon = self.keys.are_pressed and since_shown < GUARD_SECONDS
             if is_too_soon and (is_answer or key == 's'):
-                continue  # meant for the previous question
+                continue  # the key was meant for the previous question
             if is_answer:
                 value = self.label_type.answer_of(numbers, order)
                 seconds = time.monotonic() - begin
@@ -222,7 +222,7 @@ class Session:
                 self._show(tokens, order)
 
     def _key(self) -> str:
-        """Return the next key in lower case; _Leave if the labeller leaves."""
+        """Return the next key in lower case; raise _Leave if the labeller leaves."""
         try:
             key = self.keys.next().lower()
         except (EOFError, KeyboardInterrupt):
@@ -291,4 +291,4 @@ class Session:
 
 
 class _Leave(Exception):
-    """Signal: the labeller leaves."""
+    """Exception raised when the labeller leaves."""

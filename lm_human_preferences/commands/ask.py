@@ -40,8 +40,8 @@ from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import progress
 
 INITIAL = 'initial'  # name that stands for an experiment's initial model
-PARTS = {TRAIN: 'train', VALIDATION: 'test'}  # {kind of question: split of the data set}
-MAY_DIFFER = ('query_dataset', 'policy', 'penalty_reward_value')  # task settings that may differ
+PARTS = {TRAIN: 'train', VALIDATION: 'test'}  # {kind of question: split that its query is from}
+MAY_DIFFER = ('query_dataset', 'policy', 'penalty_reward_value')  # task settings not compared
 
 
 def ask(
@@ -178,7 +178,7 @@ def check_folder(folder: str) -> None:
     if storage.is_remote(folder):
         raise UserError(f'FOLDER {folder} is remote; give a local directory')
     if os.path.isdir(folder) and not is_folder(folder):
-        # A killed `ask` may have left these before it had written task.json.
+        # An `ask` that was killed before it wrote task.json may have left these files.
         own = (ANSWERS, QUESTIONS, TASK)
         if not all(name.startswith(own) for name in os.listdir(folder)):
             raise UserError(f'{folder} is not empty, and no folder of labels: use another folder')
@@ -197,14 +197,14 @@ def _check_options(settings: HParams, options: AskHParams) -> None:
 
 
 def _resolved(name: str) -> str:
-    """Return a policy's name, made the same for all spellings of its path."""
+    """Return a policy's name, in which all spellings of the same path become equal."""
     if name == INITIAL or storage.is_remote(name):
         return name.rstrip('/')
     return os.path.realpath(name)
 
 
 def _shown(options: AskHParams) -> str:
-    """Return the name, with any best-of-n, that a folder records for --policy."""
+    """Return the name under which a folder records --policy, including any --best_of."""
     policy = _resolved(options.policy)
     if options.best_of == 1:
         return policy
@@ -215,7 +215,7 @@ def _shown(options: AskHParams) -> str:
 def _load_policy(
     name: str, task: lm_tasks.TaskHParams, options: AskHParams | None = None
 ) -> Policy:
-    """Load a policy. options: None to ignore --best_of, which chooses among several responses."""
+    """Load a policy, which returns the best of several responses if `options` ask for it."""
     if name == INITIAL:
         source = Source.of_task(task)
     else:
@@ -228,7 +228,7 @@ def _load_policy(
 
 
 def _check_task_of_run(name: str, task: lm_tasks.TaskHParams) -> None:
-    """Raise UserError if a run was trained on another task than `task`, that of the questions."""
+    """Raise UserError unless the run `name` was trained on `task`, the task of the questions."""
     with about_option('--policy or --against'):
         run_task = load_run_hparams(name).task
     there = run_task.to_nested_dict()
@@ -251,7 +251,7 @@ def _one_encoding(policies: dict[str, Policy]) -> Encoding:
 
 
 def _labellers(options: AskHParams, number: int) -> int:
-    """Return how many labellers a training question needs. number: its index among these."""
+    """Return how many labellers should answer training question `number`, counted from 0."""
     is_for_several = int((number + 1) * options.repeated) > int(number * options.repeated)
     return options.labellers if is_for_several else 1
 
@@ -263,7 +263,7 @@ def _ask_sampled(
     kind: str,
     options: AskHParams,
 ) -> int:
-    """Sample questions until there are enough, or no new ones are found; return their number."""
+    """Add sampled questions until there are enough or no new ones are found; return how many."""
     count = options.count
     weights = {name: policy.digest() for name, policy in sampler.policies.items()}
     header = {

@@ -1,4 +1,4 @@
-"""Command `doctor`: checks of this machine. Each returns what it found, or raises UserError."""
+"""Command `doctor`: check this machine. A check returns what it found, or raises UserError."""
 
 import functools
 import importlib.metadata
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 # GiB that a run of GPT-2 124M needs, with two checkpoints and micro-batches of 8.
 LEAST_DISK = 10
 LEAST_MEMORY = 6
-PATIENCE = 180  # most seconds that a training step may take, including the start of the program
+PATIENCE = 180  # timeout of a training step in seconds, including the start of the program
 STEP = (
     'train_policy test doctor --save_dir=None --run.console=original --ppo.total_episodes=64'
     ' --rewards.train_new_model=off --rewards.trained_model=test'
@@ -75,7 +75,7 @@ def _mpi() -> str:
 
 
 def step(*options: str) -> str:
-    """Run a training step of the experiment `test`; several ranks leave a lone GPU unused."""
+    """Run a training step of the experiment `test`; hide a lone GPU, which ranks cannot share."""
     import torch
 
     gpus = {'CUDA_VISIBLE_DEVICES': ''} if torch.cuda.device_count() == 1 and options else {}
@@ -93,7 +93,7 @@ def step(*options: str) -> str:
 
 
 def doctor() -> None:
-    """Print what each check finds; SystemExit with 1 if not even one rank can train."""
+    """Print what each check finds; exit with status 1 if not even one rank can train."""
     checks = {
         'packages': _packages,
         'devices': _devices,

@@ -1,4 +1,4 @@
-"""Dry run: check a training's inputs, and show some, as far as they are on this machine."""
+"""Dry run: check those inputs of a training that are on this machine, and show examples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.core import default_device
 
-SHOWN = 200  # characters of a text that are shown
+SHOWN = 200  # maximum number of characters to show of a text
 _DEVICES = {'cpu': 'CPU', 'cuda': 'GPU'}
 
 
@@ -36,7 +36,7 @@ def dry_run(
 ) -> list[str]:
     """Check a training; return the lines to print. UserError if it could not start."""
     checks.check_settings(settings, ranks)
-    # Options whose files are not on this machine
+    # `unchecked` lists the options whose files are not on this machine.
     unchecked = run_dir.prepare_run_dir(
         settings, overwrite=overwrite, explicitly_set=explicitly_set, dry_run=True
     )
@@ -92,7 +92,7 @@ def _initial_model(plan: Plan, unchecked: list[str]) -> tuple[Encoding | None, S
 
 
 def _queries(plan: Plan, encoder: Encoder | None, unchecked: list[str]) -> list[str]:
-    """Return lines: the first query, and notes on all queries."""
+    """Check the queries; return lines with the first query, and notes on all queries."""
     task = plan.settings.task
     name = task.query_dataset
     if registry.info(name).downloaded or not _is_here(name):

@@ -35,7 +35,7 @@ def export(model_dir: str, output_dir: str, form: str = 'model') -> None:
     """Save a model and its card for transformers, or with form 'adapter' for PEFT."""
     import transformers
 
-    transformers.utils.logging.disable_progress_bar()  # else shown in redirected output, too
+    transformers.utils.logging.disable_progress_bar()  # it would clutter redirected output
     with storage.new_directory(output_dir, SafetensorError):
         if is_classifier(model_dir):
             raise UserError(
@@ -94,7 +94,7 @@ def _logits(network: Network, tokens: Sequence[int]) -> torch.Tensor:
 
 
 def _context(task: lm_tasks.TaskHParams | None, encoder: Encoder) -> list[int]:
-    """Return the context, without padding, that a policy reads for checks.QUERY."""
+    """Return the unpadded token ids that a policy reads for the query checks.QUERY."""
     query = encoder.encode(checks.QUERY)
     if task is None:
         return query
@@ -106,7 +106,7 @@ def _context(task: lm_tasks.TaskHParams | None, encoder: Encoder) -> list[int]:
 def _check_context(directory: str, task: lm_tasks.TaskHParams, context: list[int]) -> None:
     """Check that transformers encodes the same context; UserError if it does not.
 
-    A prefix or suffix that was encoded separately is no error; then a note is printed.
+    Print only a note if tokens differ because prefix and suffix were encoded separately.
     """
     content = f'{task.query_prefix}{checks.QUERY}{task.query_suffix}'
     is_chat = bool(task.chat)
@@ -131,12 +131,12 @@ def _is_here(base: str) -> bool:
     """Return whether an adapter's base is on this machine; print a note if it is not."""
     if os.path.exists(base):
         return True
-    print(f'note: it is not checked by loading it, as its base {base} would be downloaded')
+    print(f'note: the adapter was not loaded as a check: its base {base} would be downloaded')
     return False
 
 
 def _base(of_base: record.Record) -> str:
-    """Return the path or hub name of the adapters' base, for PEFT."""
+    """Return the path or hub name from which PEFT can load the adapters' base model."""
     name = of_base.base
     for released_name in released.RELEASED:
         if name == released.directory_of(released_name):
@@ -183,7 +183,7 @@ def _export_head(directory: str, output_dir: str, write_card: CardWriter) -> Non
     model.encoding.write_tokeniser(output_dir)
     if not _has_tokeniser(output_dir):
         tokeniser.write_tokeniser(model.encoding, longest, output_dir, pads=False)
-        model.encoding.write_files(output_dir)  # for this program to read
+        model.encoding.write_files(output_dir)  # lets this program read the export, too
     responses = os.path.join(output_dir, RESPONSES)
     tokeniser.write_tokeniser(model.encoding, longest, responses, pads=False)
     head.save(output_dir, about)
@@ -224,7 +224,7 @@ def _has(directory: str, files: run_files.CommandFiles) -> bool:
 def _export_reward_model(
     saved: trained_models.TrainedModel, output_dir: str, write_card: CardWriter
 ) -> None:
-    """Save a reward model as a classifier."""
+    """Save a reward model as a classifier of transformers."""
     location, *others = rewards.locations_of(saved.name)
     if others:
         raise UserError(

@@ -37,7 +37,7 @@ def report_labels(
     found = label_report.report(opened, names)
     if reward is not None:
         from lm_human_preferences.commands.sampler import warnings_only
-        from lm_human_preferences.evaluation import reward_on_labels  # these two load torch
+        from lm_human_preferences.evaluation import reward_on_labels  # both imports load torch
 
         with warnings_only():
             found['reward'] = reward_on_labels.report(opened, reward, names)
@@ -62,7 +62,7 @@ def _export(folder: LabelFolder, without: Collection[str], path: str, form: str)
     label_type, encoding = folder.label_type, folder.encoding()
     if form != TOKENS:
         written = [token_ids.as_texts(each, label_type, encoding, folder.path) for each in written]
-    elif encoding.name.startswith(tokenisers.PREFIX):  # others need no name
+    elif encoding.name.startswith(tokenisers.PREFIX):  # other encodings need not be named
         written = [{**label, token_ids.FIELD: encoding.name} for label in written]
     if form == PREFERENCES:
         written = list(token_ids.preferences(written, label_type))

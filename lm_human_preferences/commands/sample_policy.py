@@ -26,11 +26,11 @@ from lm_human_preferences.training import precision as precisions
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.core import set_seed
 
-SHOWN = 60  # characters of a prompt in an error message
+SHOWN = 60  # maximum number of characters of a prompt in an error message
 
 
 def sample_policy(options: SampleHParams, comm: comms.Comm | None = None) -> None:
-    """Print `nsamples` queries with responses (all ranks together); options: see SampleHParams."""
+    """Sample responses to queries on all ranks and print both; see SampleHParams for `options`."""
     comm = comm or comms.init_comm()
     per_query, best_of, output = options.per_query, options.best_of, options.output
     is_original = options.console == 'original'
@@ -105,7 +105,7 @@ def _print_sample(
 
 
 def given_queries(prompts: Sequence[str], path: str | None) -> list[Query]:
-    """Return prompts and the queries of the file `path`, with their places for messages."""
+    """Return `prompts` and the queries in the file `path`, each with its source for messages."""
     found = []
     for text in prompts:
         found.append(Query(f'--prompt {text!r:.{SHOWN}}', text, {}))
@@ -119,7 +119,7 @@ def given_queries(prompts: Sequence[str], path: str | None) -> list[Query]:
 
 
 def encoded_query(name: str, text: str, task: lm_tasks.TaskHParams, encoder: Encoder) -> list[int]:
-    """Encode a query, padded to `query_length`; UserError, with `name`, if it does not fit."""
+    """Encode a query and pad it to `query_length`; UserError, naming it, if it does not fit."""
     try:
         tokens = tokenisers.text_encoder(encoder, task.special_tokens).encode(text)
         contexts = lm_tasks.contexts_of(task, encoder)
@@ -140,7 +140,7 @@ def encoded_query(name: str, text: str, task: lm_tasks.TaskHParams, encoder: Enc
 def rounds_of(
     queries: Iterator[torch.Tensor], per_query: int, batch_size: int, comm: comms.Comm
 ) -> Iterator[torch.Tensor]:
-    """Yield this rank's batches of `queries`, in which each query comes `per_query` times."""
+    """Yield this rank's batches of `queries`, with each query repeated `per_query` times."""
     repeated = itertools.chain.from_iterable(itertools.repeat(each, per_query) for each in queries)
     while True:
         this_round = list(itertools.islice(repeated, batch_size * comm.size))
@@ -150,7 +150,7 @@ def rounds_of(
 def queries_of_data_set(
     hparams: HParams, encoder: Encoder, batch_size: int, comm: comms.Comm
 ) -> Iterator[torch.Tensor]:
-    """Yield queries of the data set endlessly, the same on every rank: each rank's in turn."""
+    """Yield queries of the data set endlessly, in the same order on every rank."""
     query_sampler = lm_tasks.make_query_sampler(
         hparams.task,
         encoder=encoder,
@@ -168,7 +168,7 @@ def queries_of_data_set(
 def samples_of(
     rounds: Iterator[torch.Tensor], count: int | None, sampler: Sampler, comm: comms.Comm
 ) -> Iterator[dict[str, Any]]:
-    """Yield `count` samples (None: endlessly) of all ranks, in order, the same on every rank.
+    """Yield `count` samples of all ranks (None: endlessly), in the same order on every rank.
 
     Whole batches are sampled, so that a seed gives the same samples for each `count`.
     """

@@ -27,9 +27,9 @@ from lm_human_preferences.runs.run_settings import load_run_hparams
 from lm_human_preferences.utils.core import TokenIds, token_ids
 from lm_human_preferences.utils.streams import note
 
-OF_CHOICE = ('rank', 'mean_score', 'choice_kl')  # Choice's fields after `best`, as named in samples
+OF_CHOICE = ('rank', 'mean_score', 'choice_kl')  # names in samples of the last fields of Choice
 SCORES = ('score', 'score_std', 'kl', *OF_CHOICE)
-# Fields of a line of `sample --output`, except for texts and columns from the file of queries
+# Fields that `sample --output` writes, except for texts and columns of the file of queries
 OF_SAMPLES = ('query_tokens', 'response_tokens', *SCORES)
 
 
@@ -47,13 +47,13 @@ class Source:
 
     @classmethod
     def of_run(cls, run: str, scope: str) -> Source:
-        """Return the network `scope` of a run of train_policy, at a path or URL.
+        """Return the source for the network `scope` of a run of train_policy, at a path or URL.
 
         UserError if the run's checkpoint does not have this network.
         """
         settings, directory = load_run_hparams(run), storage.join(run, 'policy')
         model = TrainedModel(run, directory, scope)
-        # Hides warnings that are printed again when the model is built.
+        # Hide warnings, which are printed again when the model is built.
         with contextlib.redirect_stdout(io.StringIO()):
             scopes = model.scopes()
         if scopes and scope not in scopes:
@@ -64,7 +64,7 @@ class Source:
 
     @classmethod
     def of_task(cls, task: lm_tasks.TaskHParams) -> Source:
-        """Return the initial model of a task."""
+        """Return the source for the initial model of a task."""
         return cls(lm_tasks.initial_model(task.policy.initial_model), HParams(task=task))
 
     def policy(
@@ -128,7 +128,7 @@ class Source:
 
 
 class Choice(NamedTuple):
-    """Best of n responses to each query: tensors (queries,)."""
+    """Best of n responses to each query; every field is a tensor (queries,)."""
 
     best: torch.Tensor  # index of the best response, the first if several are equally good
     rank: torch.Tensor  # rank of `best`: 1, or with ties the mean of the tied ranks, such as 1.5
@@ -137,10 +137,10 @@ class Choice(NamedTuple):
 
 
 def choose(scores: torch.Tensor, is_valid: torch.Tensor | None = None) -> Choice:
-    """Choose the response with the highest of `scores (queries, n)`; NaN is worse than any number.
+    """Choose the response to each query with the highest of its `scores (queries, n)`; NaN is last.
 
-    is_valid: bool (queries, n), False for a response without the end that the task wants. These
-    come last, since their score, a penalty, may be above that of a response with an end.
+    is_valid: bool (queries, n), False for a response without the end that the task requires. Such
+    responses rank last, since the penalty, their score, may be above the scores of valid ones.
 
     Best-of-n sampling has the KL divergence E log((F^n - G^n) / (F - G)) from the sampled model,
     where F is the probability that a response scores at most as high as the best one, and G that
@@ -183,7 +183,7 @@ class BestOfN(Policy):
     def respond(
         self, queries: TokenIds, length: int, samples_per_query: int = 1
     ) -> dict[str, torch.Tensor]:
-        """Return the fields of Policy.respond, 'score', OF_CHOICE and, from a head, 'score_std'.
+        """Return Policy.respond's fields plus 'score', OF_CHOICE and, from a head, 'score_std'.
 
         The n responses to each of `queries (batch, query_length)` are sampled in one batch.
         """
@@ -191,7 +191,7 @@ class BestOfN(Policy):
         drawn = super().respond(rows, length, self.n * samples_per_query)
         rows, responses = rows.to(self.device), drawn['responses']
         given = {}
-        if isinstance(self.reward, FrozenReward):  # a head, which then reads each query once
+        if isinstance(self.reward, FrozenReward):  # lets the head read each query only once
             blocks = self.reward.blocks
             given['states'] = self.reward.reference.states(rows, responses, self.n, blocks)
         drawn |= self.score_fn(rows, responses, **given)[2]
@@ -254,7 +254,7 @@ class Sampler:
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def _scores(self, queries: torch.Tensor, responses: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return {'score': (batch,)}, NaN without a reward; and 'score_std' if that is a head."""
+        """Return {'score': (batch,)}, NaN without a reward; a head adds 'score_std' (batch,)."""
         if self.score_fn is None:
             return {'score': torch.full([len(queries)], math.nan)}
         return self.score_fn(queries.to(responses.device), responses)[2]
@@ -281,7 +281,7 @@ def _numbers(values: torch.Tensor) -> list[float | None]:
 
 @contextlib.contextmanager
 def warnings_only() -> Iterator[None]:
-    """Print only the lines of the block's output that begin with WARNING, and to stderr."""
+    """Drop what the block prints, except lines that begin with WARNING; print these to stderr."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):

@@ -170,7 +170,7 @@ def test_what_is_no_run_of_a_policy(copied):
     assert refusal == '--normalize_samples is not an option of train_policy'
     os.remove(copied / 'train_policy_hparams.json')
     for directory in (copied, copied.parent):
-        told = f'{directory} holds no run that could go on: it has no train_policy_hparams.json'
+        told = f'{directory} holds no run to resume: it has no train_policy_hparams.json'
         assert last_error_of(invoke(f'resume {directory}')).startswith(told)
 
 

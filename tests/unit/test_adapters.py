@@ -412,7 +412,8 @@ def test_adapters_of_a_model_that_is_not_here_are_exported_without_it(
     monkeypatch.setattr(TrainedModel, 'build', lambda *_, **__: pytest.fail('the base is read'))
     printed = succeed(f'export {trained} {tmp_path}/out --form adapter').output
     assert (
-        'note: it is not checked by loading it, as its base org/name would be downloaded' in printed
+        'note: the adapter was not loaded as a check: its base org/name would be downloaded'
+        in printed
     )
     config = json.loads((tmp_path / 'out/adapter_config.json').read_text())
     assert (config['base_model_name_or_path'], config['revision']) == ('org/name', 40 * '0')

@@ -1,4 +1,4 @@
-"""Command `score`: scores of texts by a run's reward model, normalised as in its training."""
+"""Command `score`: score texts by a run's reward model, normalised as in its training."""
 
 import itertools
 import json
@@ -27,11 +27,11 @@ from lm_human_preferences.runs.run_files import REWARD
 from lm_human_preferences.runs.run_settings import reward_settings_of
 
 Pair = tuple[list[int], list[int]]  # tokens of a query and of a response
-# {suffix of a column: number} of a response: '' for its score, _SPREAD for the score's deviation
+# {suffix of a column: number}: '' is a response's score, _SPREAD the score's standard deviation
 Scores = dict[str, float | None]
 Named = tuple[str, dict[str, str]]  # query of a record, and {column: response}
 BATCH = 64  # responses that are scored at a time
-_RESPONSES = ('response', 'completion', 'sample')  # fields with a single response
+_RESPONSES = ('response', 'completion', 'sample')  # names of a field with a single response
 _SPREAD = '_std'  # suffix of a standard deviation
 
 
@@ -41,7 +41,7 @@ def score(run: str, file: str, too_long: str) -> None:
     with option_renamed('RUN'), warnings_only():
         scorer = text_scorer(run, chat=True, may_be_code=True)
     named = [texts_of(record, where) for where, record in found]
-    others = []  # {field: value} to copy to the output, such as an id
+    others = []  # for each record, {field: value} to copy to the output, such as an id
     for (_, record), (_, responses) in zip(found, named, strict=True):
         others.append(messages.columns(record, (*_RESPONSES, *responses, *OF_SAMPLES)))
     if scorer is not None:
@@ -87,7 +87,7 @@ def _by_tokens(
         except Skipped:
             pairs += [None] * len(responses)
     with warnings_only():
-        model = load_saved(saved)  # last, as it may be a large download
+        model = load_saved(saved)  # loaded last, as it may be a large download
     scores = _scores(model, [pair for pair in pairs if pair])
     none: Scores = {'': None, _SPREAD: None} if isinstance(model, FrozenReward) else {'': None}
     return (next(scores) if pair else none for pair in pairs), tokeniser.notes()
@@ -98,13 +98,13 @@ def _task_of(run: str) -> TaskHParams:
     settings = reward_settings_of(run)
     if settings is not None:
         return settings.task
-    if head.is_head(run):  # an exported head, whose file has the task
+    if head.is_head(run):  # an exported head records its task in its file
         return head.task_of(head.load(run)[1])
     raise UserError(f'{run} has no {REWARD.settings}, which says how long texts may be')
 
 
 def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
-    """Return the query of a record, and {column of its score: response}."""
+    """Return (query, {column for the score: response}) of a record."""
     if 'chosen' in record:
         query, samples = preferences.preference(record, where)
         return query, dict(zip(('chosen', 'rejected'), samples, strict=True))
