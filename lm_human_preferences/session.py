@@ -55,7 +55,7 @@ class Run:
     upload: Callable[[], None] | None = None
 
     def plan(self) -> Plan:
-        """Freeze the settings, the same on all ranks; return the plan that follows from them."""
+        """Freeze the settings, equal on all ranks, and return the plan made from them."""
         pin(self.settings, self.comm)
         training = self.settings.reward_training
         if self.settings.policy is not None and training is not None:
@@ -106,7 +106,7 @@ class Run:
         initial_model = self.bases.under(
             initial_model, phase.adapters, settings.run, network, self.comm
         )
-        checkpointer.set_seed(settings.run.seed)  # last, as reading a base may draw numbers
+        checkpointer.set_seed(settings.run.seed)  # last: reading a base may draw random numbers
         return initial_model
 
     def restore(
@@ -184,7 +184,7 @@ def pin(settings: Settings, comm: Comm) -> None:
     """Set the commits, seeds and number of reward models on all ranks to those of rank 0."""
 
     def pinned() -> dict[str, Any]:
-        """Return the pinned settings; before that, fetch the initial model's small files."""
+        """Fetch the initial model's small files, and return the pinned settings."""
         found = pins(settings)
         if run_settings.INITIAL_MODEL in found:
             lm_tasks.initial_model(found[run_settings.INITIAL_MODEL]).fetch()
@@ -194,7 +194,7 @@ def pin(settings: Settings, comm: Comm) -> None:
 
 
 def pins(settings: Settings, *, ask: bool = True) -> dict[str, Any]:
-    """Return the pinned {setting: value}. ask: False for a dry run, which asks no server."""
+    """Return {setting: value} of the pinned settings. ask: False if no server may be asked."""
     found = run_settings.pins(settings, ask=ask)
     policy = settings.policy
     if policy is not None and policy.rewards.ensemble is None:

@@ -1,4 +1,4 @@
-"""Samples during training: of fixed queries in SAVE_DIR/samples.jsonl, and on the console."""
+"""Samples during training: of fixed queries into SAVE_DIR/samples.jsonl, and on the console."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lm_human_preferences.plan.phases import TrainPolicy
     from lm_human_preferences.ppo import Rollout
 
-SHOWN, SHOWN_IN_SUMMARY = 3, 2  # samples on the console
+SHOWN, SHOWN_IN_SUMMARY = 3, 2  # numbers of samples that the original console or summary shows
 TIMES = 10  # number of times that a run answers each query
 _TRIES = 20  # draws per query before giving up: the data set may have fewer different queries
 
@@ -48,7 +48,7 @@ def fixed_queries(
 
 
 class OriginalSamples(Hook):
-    """Hook that prints the first few episodes of a PPO step and its duration, as the original."""
+    """Hook that prints a PPO step's first few episodes and its duration, as the original did."""
 
     def __init__(self, trainer: PPOTrainer, reader: Encoder) -> None:
         self.trainer = trainer
@@ -99,7 +99,7 @@ class TrackedSamples(Hook):
         return self
 
     def before_step(self, step: int) -> None:
-        """Write samples of the present policy, if they are due."""
+        """Write samples of the current policy if they are due."""
         if step % self.interval == 0:
             self._write(step)
 
@@ -154,7 +154,7 @@ class TrackedSamples(Hook):
 def _lines_before(text: str, step: int) -> list[str]:
     """Return the lines of steps before `step`, up to the first line that cannot be parsed."""
     kept = []
-    for line in io.StringIO(text):  # str.splitlines would also cut at characters in the samples
+    for line in io.StringIO(text):  # str.splitlines would also split at characters in samples
         try:
             is_earlier = json.loads(line)['step'] < step
         except (ValueError, KeyError, TypeError):

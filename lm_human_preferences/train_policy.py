@@ -92,13 +92,13 @@ def learning_settings(settings: HParams, encoder: Encoder, comm: Comm) -> dict[s
 
 
 def train(hparams: HParams, comm: Comm | None = None, experiment: str | None = None) -> None:
-    """Train a policy in SAVE_DIR/policy (`./launch.py train_policy`). experiment: its name."""
+    """Train a policy in SAVE_DIR/policy (`./launch.py train_policy`). experiment: name or None."""
     with session.opened(hparams, comm, experiment) as run:
         comm = run.comm
         with run.checkpointer(run_files.POLICY, hparams.run.keep_checkpoints) as checkpointer:
             has_steps = _has_steps(hparams, checkpointer, comm)
             if has_steps:
-                # Settings, which do not change from here on
+                # Settings do not change from here on.
                 plan = run.plan()
                 assert plan.policy is not None
                 # Check the policy's phase, too, before a reward model trains for hours.
@@ -116,7 +116,7 @@ def train(hparams: HParams, comm: Comm | None = None, experiment: str | None = N
 
 
 def _has_steps(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> bool:
-    """Return whether steps are left; if not, say so, and list the last checkpoint as the latest."""
+    """Return whether steps are left; if not, say so, and record the last checkpoint as latest."""
     done = checkpointer.steps_done
     if checkpointer.prefix is None and comm.rank == 0:
         _warn_of_lost_steps(hparams)
@@ -129,7 +129,7 @@ def _has_steps(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> bool
 
 
 def _evaluate(hparams: HParams, *, has_trained: bool) -> None:
-    """Evaluate the policy if that is asked for and not done, and print the next commands."""
+    """Evaluate the policy if requested and not done yet; print commands for the next steps."""
     run = hparams.run
     try:
         is_evaluated = os.path.exists(os.path.join(str(run.directory), run_files.RESULTS))

@@ -1,4 +1,4 @@
-"""Comparison of policy, reference and best of n with the frontier: float64 values (queries,)."""
+"""Comparison of the policy, the reference and best of n with the best possible rewards."""
 
 import itertools
 import math
@@ -10,7 +10,7 @@ from lm_human_preferences.evaluation import optimum, report
 from lm_human_preferences.evaluation.optimum import ROUNDING
 
 FEW_SAMPLES = 10  # with fewer effective samples, the best possible reward is unknown
-FEWEST_FOR_SHARE = 30  # fewest queries from whose samples a share is told
+FEWEST_FOR_SHARE = 30  # minimum number of queries to estimate 'share' from samples
 MOST_REPEATS = 0.5  # with more repeats (measure.repeats_of), the best possible reward is unknown
 
 Points = dict[str, dict[str, torch.Tensor]]  # {point: {name: values (queries,)}}
@@ -125,7 +125,7 @@ def compare_samples(
 def known_frontier(
     ref_logprobs: torch.Tensor, scores: torch.Tensor, *, exact: bool
 ) -> dict[str, list[float]]:
-    """Return {'kl', 'reward'} of the frontier, as far as enough effective samples tell it."""
+    """Return {'kl', 'reward'} of the frontier, up to where effective samples become too few."""
     betas = optimum.beta_grid(scores)
     if not exact:
         sizes = [optimum.effective_samples(ref_logprobs, scores, beta) for beta in betas[1:]]
@@ -152,5 +152,5 @@ def summarize(points: Points, *, with_errors: bool) -> dict[str, dict[str, Any]]
 
 
 def _number(scalar: torch.Tensor) -> float | None:
-    """Return a float for JSON; None if it is not finite, such as a share where no gain exists."""
+    """Return a float for JSON; None if it is not finite, as 'share' if no gain is possible."""
     return scalar.item() if math.isfinite(scalar) else None

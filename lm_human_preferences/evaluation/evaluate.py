@@ -26,7 +26,7 @@ KL_COEF = 'objective/kl_coef'  # tag of the KL coefficient in TensorBoard
 def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) -> dict[str, Any]:
     """Compare a run's policy with the best possible policy; write and return the results.
 
-    directory: local directory of the run that has just been trained; None if none has.
+    directory: local directory of the run if it has just been trained; None otherwise.
     """
     ends_training = directory is not None
     directory = directory or save_dir
@@ -35,7 +35,7 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
     hparams = load_run_hparams(directory)
     output_dir = options.output_dir or ('.' if storage.is_remote(directory) else directory)
     recording: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if not ends_training:  # a training prints its table even if nothing more can be written
+    if not ends_training:  # after a training, print the table even if it cannot be saved
         storage.check_output_dir(output_dir)
         if output_dir == directory:
             run_record.begin(directory, POLICY.command, process.hardware())
@@ -47,7 +47,7 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
         fix = f'; `{command} --output_dir ANOTHER` writes elsewhere'
         with os_errors_as(f'--output_dir: cannot write to {output_dir}', fix):
             report.draw(results, os.path.join(output_dir, PICTURE))
-            # The results come last: a resumed training looks for them.
+            # Results are written last: a resumed training is not evaluated again if they exist.
             contents = json.dumps(results, indent=2).encode()
             storage.write_bytes(os.path.join(output_dir, run_files.RESULTS), contents)
     place = save_dir if output_dir == directory else output_dir

@@ -21,7 +21,7 @@ from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.logging import progress
 
-MOST_RESPONSES = 300_000  # most possible responses that are enumerated; otherwise, sample
+MOST_RESPONSES = 300_000  # if more responses are possible, sample instead of enumerating
 MOST_TEXTS = 16_384  # the same limit for a reward that reads texts, which is slower
 QUERIES = 64  # default number of queries from an endless data set
 DRAWS = 2048  # number of draws in which every query of an enumerable data set occurs
@@ -30,7 +30,7 @@ RewardModels = dict[str, rewards.ScoringModel]
 
 
 class Models(NamedTuple):
-    """Models of a run, and its task; the first of `rewards` is what the policy was trained on."""
+    """Models of a run, and its task; the first of `rewards` is the reward of the training."""
 
     policy: Policy
     reference: Policy
@@ -105,8 +105,8 @@ def queries_of(
         labels=source.label_source(),
     )
     queries = sampler()['tokens'].unique(dim=0)
-    # `unique` sorts, and the first queries resemble each other, so draw at random. A separate
-    # generator leaves the global one unchanged, and with it what is sampled later.
+    # `unique` sorts, and the first queries resemble each other, so draw at random.
+    # A separate generator leaves the global one, and so what is sampled later, unchanged.
     generator = torch.Generator().manual_seed(seed)
     return queries[torch.randperm(len(queries), generator=generator)[:count]]
 
@@ -194,7 +194,7 @@ def sample_many(models: Models, queries: torch.Tensor, samples: int, batch_size:
 
 
 def repeats_of(responses: torch.Tensor) -> float:
-    """Return the fraction of `responses (queries, samples, length)` that are their query's mode."""
+    """Return the fraction of `responses (queries, samples, length)` equal to their query's mode."""
     most = 0
     for of_query in responses:
         most += of_query.unique(dim=0, return_counts=True)[1].max().item()

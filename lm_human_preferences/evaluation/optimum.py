@@ -22,7 +22,7 @@ from lm_human_preferences.rewards import EnsembleReward, TrainedRewardModel
 from lm_human_preferences.utils.core import MIN_TEMPERATURE
 
 ROUNDING = 1e-6  # a gain below this fraction of the largest score is a rounding error of fp32
-CHUNK = 8192  # most token sequences in one forward pass
+CHUNK = 8192  # maximum number of token sequences in one forward pass
 CACHED = 2**16  # numbers in a chunk; a processor's cache holds several such chunks
 
 
@@ -107,7 +107,7 @@ def frontier_at(
 def best_of_n(
     ref_logprobs: torch.Tensor, rewards: torch.Tensor, n: int, judged: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the expected rewards by `judged`, and the KLs, of the best of n samples: (queries,).
+    """Return (expected rewards by `judged`, KLs) of the best of n samples, each (queries,).
 
     The best sample has the highest of `rewards`; if several have it, the first is chosen. judged
     (queries, responses): rewards by which the chosen sample is scored.
@@ -124,13 +124,13 @@ def best_of_n(
         empty = torch.zeros_like(values)
         probability = empty.index_add(0, which, rho)
         possible = probability > 0
-        # mean over equally good responses
+        # mean over all responses with the same reward
         means = empty.index_add(0, which, rho * value.double()) / probability
         up_to = probability.cumsum(0)
         log_rest = torch.log1p(-probability / up_to)  # log of F(below r) / F(r)
         chosen = torch.where(possible, up_to**n * -torch.expm1(n * log_rest), 0)
         terms = torch.xlogy(chosen, torch.where(possible, chosen / probability, 1))
-        kl = terms.sum().clamp(min=0)  # else rounding could show -0.000
+        kl = terms.sum().clamp(min=0)  # rounding could make it -0.000
         results.append(torch.stack([chosen @ torch.where(possible, means, 0), kl]))
     reward, kl = torch.stack(results, dim=1)
     return reward, kl
@@ -159,7 +159,7 @@ def mixture(log_ratios: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def effective_samples(ref_logprobs: torch.Tensor, rewards: torch.Tensor, beta: float) -> float:
-    """Return how many independent samples of pi* per query would say as much as these samples.
+    """Return how many independent samples of pi* per query these samples are worth.
 
     For one query this is n = 1 / sum(w^2), where w are the weights of its samples under pi* at
     `beta` > 0. Since the error of log Z is about 1 / (2 n), the result is the harmonic mean over

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 Point = Mapping[str, Any]  # {name: mean over queries}, and 'standard_errors': {name: error}
 
 BEST_OF = (4, 16)
-BEST_OF_N = 'best_of_'  # prefix of the names of points in results
+BEST_OF_N = 'best_of_'  # prefix of the names of best-of-n points in results
 JUDGE = 'judge'  # name of the reward of --judge in results
-FRONTIER = 'frontier'  # key of the frontier, a curve, beside the points of a reward in results
-BY_REWARD_MODEL = '_by_reward_model'  # suffix of a best of n that another reward has chosen
+FRONTIER = 'frontier'  # key, among the points of a reward in results, of the frontier, a curve
+BY_REWARD_MODEL = '_by_reward_model'  # suffix of best-of-n points that another reward chooses
 REWARD_MODEL, CLASSIFIER, FUNCTION = 'reward model', 'classifier', 'reward function'
 COLUMNS = {
     'kl': 'KL',
@@ -96,7 +96,7 @@ def _cell(values: Point, name: str, queries: int) -> str:
 
 
 def margin(values: Point, name: str, queries: int) -> float | None:
-    """Return half the width of a number's 95 % interval; None without an error or enough queries.
+    """Return half the width of a 95 % interval; None if error is unknown or queries are too few.
 
     Queries are treated as independent, so that the mean over queries has a t distribution.
     """

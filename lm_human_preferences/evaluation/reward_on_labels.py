@@ -21,8 +21,8 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
     """Return the accuracy of the reward model of `run` on labels, for JSON.
 
     'held_out': on labels that the model's training held out; 'trained_on': on all other training
-    labels; 'comparisons': on labels that compare two policies, which no model learns from; None
-    without such labels. Labels that the model may have learned are no test: they get no interval.
+    labels; 'comparisons': on labels that compare two policies, which no model learns from. Each is
+    None if there are no such labels. Labels that the model may have learned get no interval.
     """
     encoding, chat = folder.encoding(), bool(folder.task['task'].get('chat'))
     with option_renamed('--reward'):
@@ -54,7 +54,7 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
 
 
 def rewards_by(model: loading.FrozenRewardModel) -> Rewards:
-    """Return a function for `predict`: (queries, responses (batch, n, length)) -> (batch, n)."""
+    """Return a function for `predict`, from (queries, n responses each) to rewards (batch, n)."""
     if isinstance(model, loading.LearnedReward):
         return model.get_rewards
 

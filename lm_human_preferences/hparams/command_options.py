@@ -14,10 +14,10 @@ from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import TEXTS, option, own_option
 
-# Ends of the help texts of several options
+# Phrases with which several help texts end
 JUDGE = 'mock, the directory of a reward model or a classifier, ORG/NAME, or FILE.py:FUNCTION'
 BEST_OF = 'the best of this many, by the reward of the run or --judge'
-# Groups: scheme, host, port and path
+# The regular expression has the groups scheme, host, port and path.
 PUBLIC_URL = re.compile(r'(https?)://([\w.-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?(/[^?#\s]*)?', re.ASCII)
 
 
@@ -88,7 +88,7 @@ class SampleHParams(RankHParams):
     task: TaskHParams | None = own_option(None, None)
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that there is one model."""
+        """Check that either a run or a model without a run is given."""
         is_run, is_model = self.save_dir is not None, self.model is not None
         yield (
             is_run == is_model or is_model != (self.task is not None),
@@ -171,7 +171,7 @@ class AskHParams(hyperparams.HParams):
     ties: bool = own_option(False, 'in a new folder, labellers may prefer none of the samples')
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that questions have one source."""
+        """Check that questions have one source, and that other options suit it."""
         sources = ('questions', 'gold', 'against')
         given = [f'{{{name}}}' for name in sources if getattr(self, name)]
         both = ' and '.join(given[:2])
@@ -219,7 +219,7 @@ class WebHParams(hyperparams.HParams):
     )
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check the addresses."""
+        """Check `host` and `public_url`."""
         yield self.host == 'localhost', '{host=} has two addresses: give 127.0.0.1'
         yield (
             self.public_url is not None and not PUBLIC_URL.fullmatch(self.public_url),
@@ -259,7 +259,7 @@ class LabelsHParams(hyperparams.HParams):
     )
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that `export_as` comes with a file to export to, which is not a table."""
+        """Check that `export_as` comes with `export`, and that `export` does not name a table."""
         yield self.export_as != 'tokens' and self.export is None, '{export_as=}: give {export} FILE'
         is_table = self.export is not None and self.export.lower().endswith(('.csv', '.tsv'))
         yield is_table, '{export=}: give a name that ends in .json or .jsonl'

@@ -1,4 +1,4 @@
-"""Options for collecting labels while a policy trains, and the schedule that they set."""
+"""Options for collecting labels while a policy trains, and the schedule computed from them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Schedule:
     ahead: int = 0
 
     def _progress(self, step: int) -> int:
-        """Return 1 - (1 - step / steps)^2, times steps^2."""
+        """Return the integer steps^2 * (1 - (1 - step / steps)^2)."""
         return self.steps**2 - (self.steps - step) ** 2
 
     def labels_at(self, step: int) -> int:
@@ -39,7 +39,7 @@ class Schedule:
         return self.initial + ceil_div(more, self.steps**2)
 
     def questions_at(self, step: int) -> int:
-        """Return the number of training questions asked before `step`, in whole batches."""
+        """Return the number of training questions to ask before `step`, in whole batches."""
         wanted = self.labels_at(step) + self.ahead
         batch = OnlineHParams.asked_at_once
         return min(self.labels, ceil_div(wanted, batch) * batch)
@@ -64,7 +64,7 @@ class ServeHParams(WebHParams):
 
 @dataclass
 class OnlineHParams(hyperparams.HParams):
-    asked_at_once: ClassVar[int] = 16  # questions sampled together, so that few steps wait for them
+    asked_at_once: ClassVar[int] = 16  # questions per batch; batches let few steps wait for them
 
     labels: int = option(None, 'labels collected by the end', at_least=1)
     initial: int | None = option(
@@ -106,7 +106,7 @@ class OnlineHParams(hyperparams.HParams):
         return self.source == PEOPLE
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check the number of labels, and that people make no simulated errors."""
+        """Check the number of initial labels, and that `error` is not used with people."""
         yield (
             self.initial is not None and self.initial > self.labels,
             '{initial=} is more than {labels=}',

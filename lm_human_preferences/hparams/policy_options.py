@@ -16,13 +16,13 @@ from lm_human_preferences.utils.hyperparams import option, own_option
 from lm_human_preferences.utils.option_checks import ceil_div, check_multiple
 
 _IS_FUNCTION = re.compile(r'.+\.py:[^\W\d]\w*')
-_LEAST_TO_WHITEN = 8  # fewest responses in a minibatch for whitening
-MOST_KL_ERROR = 0.2  # adaptive KL: the relative error of a step is clipped to this
-MOST_PESSIMISM = 100  # above this, a head's preferences would hardly count
+_LEAST_TO_WHITEN = 8  # minimum number of responses in a minibatch that is whitened
+MOST_KL_ERROR = 0.2  # adaptive KL: the relative error of each step is clipped to +-0.2
+MOST_PESSIMISM = 100  # maximum of --rewards.pessimism; above it, mean scores would hardly count
 NEW_MODEL = 'rewards.train_new_model'
 Experiments = Mapping[str, Mapping[str, Any]]  # {COMMAND/EXPERIMENT: {option: value}}
 OF_ONE_START = ('run.resume', 'run.console')  # options that a resumed run does not keep
-# Options that the program sets, and the new reward model's task, a copy of the policy's
+# Options that the program sets itself; the new reward model's task is a copy of the policy's
 NOT_DECIDED = ('run.save_dir', f'{NEW_MODEL}.run.save_dir', f'{NEW_MODEL}.task')
 
 
@@ -108,7 +108,7 @@ class RewardHParams(hyperparams.HParams):
 
     @property
     def given_name(self) -> str:
-        """Name of --rewards.trained_model, plus #CLASS if a class is given."""
+        """Value of --rewards.trained_model, plus #CLASS if a class is given."""
         assert self.trained_model is not None
         return self.trained_model + (f'#{self.class_name}' if self.class_name is not None else '')
 
@@ -123,7 +123,7 @@ class RewardHParams(hyperparams.HParams):
         return self.ensemble or 1
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that there is exactly one reward, and a new model where labels are collected."""
+        """Check that there is exactly one reward, and that collected labels have a new model."""
         trained, new = self.trained_model, self.train_new_model
         yield self.online and new is None, '{online} needs {train_new_model} on'
         yield (
@@ -135,7 +135,7 @@ class RewardHParams(hyperparams.HParams):
             '{trained_model=} is a function of your own: give it as {function}',
         )
         yield self.class_name and trained is None, '{class_name=}: give {trained_model} DIRECTORY'
-        # Settings of a finished run name the reward model that it has trained: no conflict.
+        # A finished run names the reward model that it trained itself, which is no second reward.
         run_dir = None if new is None else new.run.save_dir
         is_own = run_dir is not None and trained == storage.join(run_dir, 'reward_model')
         rewards = [self.function, None if is_own else trained, new]
@@ -210,11 +210,11 @@ class HParams(hyperparams.HParams):
         yield is_nowhere, '{rewards.online.source=} needs a folder, so not --save_dir None'
 
     def _problems_of_kl_control(self) -> Iterator[tuple[object, str]]:
-        """Check that an adaptive KL coefficient cannot fall from above 0 to 0 or below."""
+        """Check that adaptation cannot make a positive KL coefficient 0 or negative."""
         adaptive, size = self.rewards.adaptive_kl, self.ppo.batch_size
         if adaptive is None or self.rewards.kl_coef == 0:
             return
-        # A run of a single step adapts nothing, and the original accepts it.
+        # A run of a single step never adapts the coefficient, and the original accepts it.
         is_used = self.ppo.nupdates > 1 or adaptive.horizon != AdaptiveKLParams.horizon
         yield (
             is_used and adaptive.horizon <= MOST_KL_ERROR * size,
@@ -244,14 +244,14 @@ class HParams(hyperparams.HParams):
 
     @property
     def commands(self) -> list[str]:
-        """Commands whose files the run writes, its own last."""
+        """Commands whose files the run writes; this command is the last."""
         model = self.new_reward_model
         if model is None or (self.rewards.online and not model.is_head):
-            return [self.command]  # checkpoints of the policy hold online reward models
+            return [self.command]  # the policy's checkpoints include online reward models
         return [reward_options.CommandHParams.command, self.command]
 
     def check_ranks(self, ranks: int) -> None:
-        """Raise UserError unless `ranks` ranks can share batches and whiten their minibatches."""
+        """Raise UserError unless `ranks` ranks can split batches evenly and whiten minibatches."""
         parts = self.ppo.nminibatches * ranks
         self._check_shares({'--mpi': ranks})
         if problem := self._too_few_to_whiten(f'{parts} minibatches (--mpi {ranks})', parts):
@@ -281,7 +281,7 @@ Training = HParams | reward_options.CommandHParams  # settings of a command that
 
 
 def decided(hparams: hyperparams.HParams) -> dict[str, Any]:
-    """Return {option: value} of all settings that a user decides; groups are 'on' or 'off'."""
+    """Return {option: value} of all settings that users choose; a group is 'on' or 'off'."""
     found = {}
     for name, f, value in hyperparams.settings(hparams):
         if name.startswith((*OF_ONE_START, *NOT_DECIDED)):

@@ -16,13 +16,13 @@ from lm_human_preferences.utils.stop_signals import STOP_TIMEOUT
 
 ON_ANOMALY = ('warn', 'stop')
 TRAINED, FROZEN = 'trained', 'frozen'  # values of --features: train a network, or only a head
-SAMPLED = 'mock'  # source of labels that each start samples anew; last digits may differ
-COLLECTED = 'online'  # source of labels that are collected while the policy trains
+SAMPLED = 'mock'  # value of labels.source: labels are sampled anew at each start
+COLLECTED = 'online'  # value of labels.source: labels are collected while the policy trains
 CONSOLES = ('summary', 'original')
 TOO_LONG = ('refuse', 'cut', 'skip')
 PRECISIONS = ('fp32', 'tf32', 'bf16')
-MOST_AT_A_TIME = 1_000_000  # responses in a batch; no memory holds many more
-MOST_MEMBERS = 100  # most reward models in an ensemble
+MOST_AT_A_TIME = 1_000_000  # maximum number of responses in a batch; no memory holds many more
+MOST_MEMBERS = 100  # maximum number of reward models in an ensemble
 LONGEST_TIMEOUT = 10_000_000  # seconds, or 115 days
 
 
@@ -59,7 +59,7 @@ class LabelHParams(hyperparams.HParams):
     )
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check the label type, and that labellers are left out of a folder."""
+        """Check the label type, and that `without` is used with a folder only."""
         with about_option(self.option_name('type')):
             label_type = label_types.get(self.type)
         yield (
@@ -99,13 +99,13 @@ class RunHParams(hyperparams.HParams):
 
     @property
     def directory(self) -> str | None:
-        """Local directory for the run's files: save_dir, or its staging directory; or None."""
+        """Local directory of the run: save_dir, or if that is remote, its staging directory."""
         return self.save_dir and storage.staging_dir(self.save_dir)
 
 
 @dataclass
 class CommandRunHParams(RunHParams):
-    """Options of a command, which the new reward model of `train_policy` does not have itself."""
+    """Options of a whole command, which the new reward model of `train_policy` does not have."""
 
     resume: bool = own_option(False, 'continue from the latest checkpoint, if there is one')
     console: str = own_option(
@@ -183,7 +183,7 @@ class HParams(hyperparams.HParams):
         return self.features == FROZEN
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that batches divide num_train, as the original did, and options of a head."""
+        """Check the options of a head and, as the original, that batch_size divides num_train."""
         yield (
             self.lora is not None and self.task.policy.lora is None,
             '{lora} has no effect without --task.policy.lora on',
@@ -193,14 +193,14 @@ class HParams(hyperparams.HParams):
                 yield is_given, f'{{{name}}} has no effect with {{features=}}: leave it out'
             yield (
                 self.task.response_length == 1,
-                '{features=} reads what is before a token: give --task.response_length 2 or more',
+                '{features=} needs longer responses: give --task.response_length 2 or more',
             )
         yield (
             (self.normalize_before or self.normalize_after)
             and self.normalize_samples == self.rollout_batch_size == 1,
-            '{normalize_samples=} with {rollout_batch_size=}: use more, for a deviation',
+            '{normalize_samples=} with {rollout_batch_size=}: one has no deviation; use more',
         )
-        # All labels together need not fill whole batches; a head is fitted without batches.
+        # None, all labels, need not fill whole batches; a head is fitted without batches.
         if self.labels.num_train is not None and not self.is_head:
             check_multiple(
                 self.labels.num_train,

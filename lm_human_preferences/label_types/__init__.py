@@ -148,7 +148,7 @@ class ScalarRating(_Number):
         score = labels['score'].to(predicted.device)
         error = F.mse_loss(predicted, score)
         var, mean = torch.var_mean(score, correction=0)
-        corr = pearson_r(score, predicted.detach()).nan_to_num(0.0)  # 0 if either is constant
+        corr = pearson_r(score, predicted.detach()).nan_to_num(0.0)  # NaN if one is constant
         return {'loss': error, 'error': error, 'label_mean': mean, 'label_var': var, 'corr': corr}
 
     def target_scales(self, labels: dict[str, torch.Tensor]) -> torch.Tensor | None:
@@ -184,7 +184,7 @@ class ScalarComparison(_Number):
         return -high, high
 
     def answer_of(self, numbers: Sequence[int], order: Sequence[int]) -> int:
-        """Return the number's distance from the middle, above 0 if the second sample is better."""
+        """Return the number's distance from the middle, positive if the second sample is better."""
         (number,) = numbers
         low, _ = self.scale
         towards_second_shown = number - 1 + low
@@ -196,7 +196,7 @@ class ScalarComparison(_Number):
         return 1 if value > 0 else 0
 
     def moved(self, value: float, places: Sequence[int]) -> float:
-        """Return the difference, with the other sign if the samples have changed places."""
+        """Return the difference, negated if the two samples have changed places."""
         return value if places[0] == 0 else -value
 
     def matches(self, value: float, right: float) -> bool:
@@ -225,9 +225,9 @@ class ScalarComparison(_Number):
 
 
 def get(name: str) -> LabelType:
-    """Return the label type called `name`: scalar_rating, best_of_4, ...; else OptionError."""
+    """Return the label type called `name`, such as best_of_4; OptionError if there is none."""
     for pattern, label_type in TYPES.items():
-        # The sign is allowed because the original accepts best_of_-1, which has no samples.
+        # A minus sign is allowed, as the original accepts best_of_-1, a type without samples.
         match = re.fullmatch(re.escape(pattern).replace('N', '(-?[0-9]{1,4})'), str(name))
         if match is None:
             continue

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Value = Any  # an answer: a JSON value, whose form depends on the label type
 TIE = 'tie'  # the answer of somebody who prefers none of the samples
-TIED = -1  # TIE in a tensor of indices of samples
+TIED = -1  # number that stands for TIE in tensors of sample indices
 TIE_KEY = 0  # number to press for the answer TIE
 BAD_KEY = 9  # number to press for the answer TIE because all samples are bad
 LARGEST = (2 - 2**-23) * 2.0**127  # largest answer, as tensors of answers are float32
@@ -31,7 +31,7 @@ class Control:
     template: str  # in page.html: 'choose' has a button for each sample, 'scale' a row of numbers
     choices: int  # how many numbers there are to choose from
     meaning: str  # what the numbers stand for, in help texts
-    keys: int = 1  # how many different numbers to press for an answer
+    keys: int = 1  # how many numbers to press for an answer, all of them different
     first: int = 1  # lowest number
     title: str = ''  # heading of a scale
     ends: tuple[str, str, str] = ('', '', '')  # texts at a scale's lowest, middle, highest number
@@ -78,11 +78,11 @@ class LabelType:
     scale: tuple[int, int] | None = None  # lowest and highest number that people can answer, if any
     chance: float | None = None  # fraction of answers that guessing gets right; None for ratings
     can_tie: bool = False  # whether "no preference" can be an answer
-    ties: bool = False  # whether labels may have this answer, see `allow_ties`
+    ties: bool = False  # whether "no preference" is allowed, see `allow_ties`
     tied: float | None = None  # number that means "no preference", if there is one
 
     def complete(self) -> None:
-        """Derive attributes, such as `samples`, if the class defines the original's schemas."""
+        """Derive attributes such as `samples` from the original's schemas, if there are any."""
         if type(self).question_schemas is not LabelType.question_schemas:
             questions = self.question_schemas(query_length=1, response_length=1)
             self.samples = tuple(field for field in questions if field != 'query')
@@ -92,14 +92,14 @@ class LabelType:
             self.expected = 'a number' if self.is_numeric else 'a whole number'
 
     def lacks(self, method: str) -> NoReturn:
-        """Raise UserError: this use needs `method`, which the class of the label type lacks."""
+        """Raise UserError, which says that the label type's class lacks the needed `method`."""
         raise UserError(
             f'--labels.type {self.name} can only learn from labels in files: its class has no'
             f' method {method}, see CONTRIBUTING.md'
         )
 
     def allow_ties(self) -> Self:
-        """Accept TIE as an answer from now on, if the type can; return the label type."""
+        """Accept TIE as an answer from now on if the type can have ties; return the label type."""
         if self.can_tie and not self.ties:
             self.ties = True
             has_key = self.control.last < BAD_KEY
@@ -109,7 +109,7 @@ class LabelType:
         return self
 
     def set_scale(self, low: int, high: int) -> None:
-        """Have people answer by the whole numbers from `low` to `high`."""
+        """Let people answer with whole numbers from `low` to `high`."""
         self.lacks('set_scale')
 
     def scale_of(self, values: Sequence[Value]) -> tuple[int, int]:
@@ -125,7 +125,7 @@ class LabelType:
     def read(self, value: Any) -> Value | None:
         """Return the answer that a JSON value holds; None if it is not valid."""
         if type(value) is float and value.is_integer():
-            value = int(value)  # tables write 0.0 where a column has gaps
+            value = int(value)  # tables write 0.0 for 0 if their column has gaps
         if not self.is_valid(value) or (self.is_numeric and abs(value) > LARGEST):
             return None
         return value
@@ -152,7 +152,7 @@ class LabelType:
         return places[value] if isinstance(value, int) else value
 
     def matches(self, value: Value, right: Value) -> bool:
-        """Return whether an answer agrees with another answer, such as the known one."""
+        """Return whether an answer agrees with another, such as a gold question's known answer."""
         return value == right
 
     # ------------------------------------------------------------ answers of simulated labellers
@@ -175,7 +175,7 @@ class LabelType:
         return self.moved(self.by_rewards([rewards[sample] for sample in order]), order)
 
     def by_chance(self, rewards: Sequence[float], rng: random.Random) -> Value:
-        """Return a random answer; numbers are about as large as `by_rewards` returns."""
+        """Return a random answer; numbers are about as large as those that `by_rewards` returns."""
         self.lacks('by_chance')
 
     def simulate(
@@ -226,7 +226,7 @@ class LabelType:
     def loss_of(
         self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return {name: scalar} of a batch; 'loss', a differentiable mean, is minimised.
+        """Return statistics {name: scalar} of a batch; training minimises 'loss', a mean.
 
         rewards: (batch, n samples). The default calls `loss` with a model that returns them.
         """
@@ -260,7 +260,7 @@ class LabelType:
     def is_right(
         self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]
     ) -> torch.Tensor | None:
-        """Return 1.0 where rewards imply the label's answer, else 0.0: (batch,); None for ratings.
+        """Return (batch,): 1.0 where rewards imply the label's answer, else 0.0; None for ratings.
 
         labels: without ties. Among k equal best rewards: 1/k, or 1.0 for one drawn at random.
         """
@@ -284,8 +284,8 @@ def check_finite(rewards: Iterable[float]) -> None:
     for reward in rewards:
         if not math.isfinite(reward):
             raise UserError(
-                f'a response has the reward {reward}, by which nothing can be judged: look at what'
-                ' gives the rewards, a function or the training of a model'
+                f'a response has the reward {reward}, which cannot be compared: check the reward'
+                ' function, or the training of the reward model'
             )
 
 

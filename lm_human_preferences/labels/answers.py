@@ -39,7 +39,7 @@ def is_unnamed(labeller: str) -> bool:
 
 
 def files_of(folder: str) -> list[Path]:
-    """Return the .jsonl files of `folder`, copies last; UserError if it links elsewhere."""
+    """Return the .jsonl files of `folder`, copies last; UserError if it is a link to elsewhere."""
     if os.path.islink(folder) and not storage.is_within(folder, os.path.dirname(folder)):
         raise UserError(
             f'{folder} is a link to a folder elsewhere, in which answers would be written: put the'
@@ -50,7 +50,7 @@ def files_of(folder: str) -> list[Path]:
 
 
 def question_id(tokens: Mapping[str, Sequence[int]]) -> str:
-    """Return the id of a question {field: token ids}: the SHA-256, in hexadecimal, of all ids."""
+    """Return the id of a question {field: token ids}: the SHA-256, in hexadecimal, of its ids."""
     text = json.dumps(list(tokens.values()), separators=(',', ':'))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -113,11 +113,11 @@ class Answer:
             and (value is not None or record['skip'] is not None)
         )
         if not is_whole:
-            raise ValueError(f'{field} or skip is missing, or another field is not of its kind')
+            raise ValueError(f'{field} or skip is missing, or another field has the wrong type')
         if value is not None and not label_type.is_valid(value):
             raise ValueError(f'{field} must be {label_type.expected}, not {value!r:.80}')
         if record[BAD] and value != TIE:
-            raise ValueError(f'{BAD} must be beside {field} {TIE!r}')
+            raise ValueError(f'{BAD} is only allowed if {field} is {TIE!r}')
         given = {name: record[field] for name, field in _FIELDS.items()}
         given['order'] = tuple(record['order'])
         return cls(labeller=labeller, value=value, line=line, **given)
@@ -154,7 +154,7 @@ class AnswerLog(json_lines.Reader):
         self.label_type, self.given = label_type, given
         self.labeller = os.path.basename(path).removesuffix('.jsonl')
         self.kept: dict[str, Answer] = {}  # {uuid: answer}, without those that were taken back
-        self.last: dict[str, Answer] = {}  # {question: the last of `kept` to it}
+        self.last: dict[str, Answer] = {}  # {id of question: last answer to it in `kept`}
         self.latest = 0.0  # time of the latest answer, even if it was taken back
 
     def refresh(self) -> None:
@@ -182,6 +182,6 @@ class AnswerLog(json_lines.Reader):
 
     def _take_back(self, uuid: str, where: str) -> None:
         if uuid not in self.kept:
-            raise UserError(f'{where} takes back the answer {printable(uuid):.80}: it is not there')
+            raise UserError(f'{where} takes back an unknown answer, {printable(uuid):.80}')
         del self.kept[uuid]
         self.last = {answer.question: answer for answer in self.kept.values()}

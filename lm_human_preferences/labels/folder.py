@@ -44,7 +44,7 @@ from lm_human_preferences.runs.run_files import ANSWERS, LABELLER, QUESTIONS, TA
 from lm_human_preferences.storage.schema import COUNT, matches_schema
 from lm_human_preferences.utils.streams import printable
 
-# Kinds of questions: to train on, to compare two policies, and with an answer that is known.
+# Kinds of questions: to train on, to compare two policies, and to check labellers.
 TRAIN, VALIDATION, GOLD = 'train', 'validation', 'gold'
 EVERYBODY = 1_000_000  # value of `labellers` for questions that everybody is asked
 RETIRED_AFTER = 2  # number of skips after which a question is not asked any more
@@ -95,7 +95,7 @@ def is_folder(path: str) -> bool:
 
 
 class LabelFolder:
-    """Questions and answers of a folder of labels, up to `refresh`; UserError for other folders."""
+    """Questions and answers of a label folder at the last `refresh`; UserError if it is none."""
 
     def __init__(self, path: str, lines: Mapping[str, int] | None = None) -> None:
         self.path = path
@@ -126,7 +126,7 @@ class LabelFolder:
 
     def refresh(self) -> None:
         """Read the questions and answers that were added; UserError if they cannot be read."""
-        # Answers before questions: so each answer's question has been written, and is read below.
+        # Read answers first: the questions of all answers read here are then in the file below.
         for file in files_of(os.path.join(self.path, ANSWERS)):
             name = file.stem
             if not LABELLER.fullmatch(name) or (self.lines is not None and name not in self.lines):
@@ -165,7 +165,7 @@ class LabelFolder:
         return not question.is_retired(answers) and given(answers) < question.labellers
 
     def answers_that_count(self, question: Question, without: Collection[str] = ()) -> list[Answer]:
-        """Return all answers if several labellers are asked; else the first and imported ones."""
+        """Return all answers if several labellers are asked, else the first plus imported ones."""
         answers = self.answers_to(question, without)
         answers = [answer for answer in answers if answer.value is not None]
         answers.sort(key=operator.attrgetter('age'))
@@ -174,7 +174,7 @@ class LabelFolder:
         return [*answers[:1], *(answer for answer in answers[1:] if answer.is_imported)]
 
     def counted(self, kind: str = TRAIN, without: Collection[str] = ()) -> list[Answer]:
-        """Return, oldest first, the `answers_that_count` of all questions of a kind.
+        """Return the answers that count to all questions of a kind, oldest first.
 
         UserError for a name in `without` that has no file of answers.
         """
@@ -207,7 +207,7 @@ class LabelFolder:
             yield label
 
     def time_of_next_answer(self) -> float:
-        """Return the time in seconds since 1970, raised if needed above that of every answer."""
+        """Return the time in seconds since 1970, or a later time if an answer has a later one."""
         latest = max((log.latest for log in self.logs.values()), default=0.0)
         return max(time.time(), math.nextafter(latest, sys.float_info.max))
 
@@ -216,7 +216,7 @@ class LabelFolder:
         return {name: log.lines for name, log in self.logs.items()}
 
     def lines_used(self, labeller: str) -> int:
-        """Return how many lines of a labeller a training has used: their answers must stay."""
+        """Return how many lines of a labeller's file a training has used; they must not change."""
         reader = json_lines.Reader(os.path.join(self.path, USED))
         lines = 0
         for _, record in reader.new_records():
@@ -236,15 +236,15 @@ def _parse_question(record: dict[str, Any], label_type: LabelType) -> Question:
     of_each_sample = (str,) * count
     schema = {**_SCHEMA, 'policies': of_each_sample, 'weights': of_each_sample}
     if not matches_schema(record, schema):
-        raise ValueError('a field is missing, or not of its kind')
+        raise ValueError('a field is missing, or has the wrong type')
     gold = record['gold']
     if gold is not None and not label_type.is_valid(gold):
         raise ValueError(f'gold must be {label_type.expected}, not {gold!r:.80}')
-    tokens: dict[str, Any] = {}  # a missing or malformed field makes another id
+    tokens: dict[str, Any] = {}  # a missing or malformed field changes the id
     for field in ('query', *label_type.samples):
         tokens[field] = record.get(field)
     if question_id(tokens) != record['id']:
-        raise ValueError('its id is not that of its tokens')
+        raise ValueError('its id does not match its tokens')
     ids = {field: array.array('i', given) for field, given in tokens.items()}
     return Question(**{name: record[name] for name in schema}, gold=gold, ids=ids)
 

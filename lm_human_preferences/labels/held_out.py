@@ -24,14 +24,14 @@ from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.utils.core import pearson_r
 
 Labels = dict[str, torch.Tensor]
-# Rewards (batch, n) of n responses (batch, n, response_length) to queries (batch, query_length).
+# Function of queries (batch, query_length) and n responses (batch, n, length): rewards (batch, n)
 Rewards = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def subjects_of(labels: Labels, label_type: LabelType, encoder: Encoder) -> torch.Tensor:
-    """Return numbers, int64 (labels,), equal for labels that cross-validation leaves out together.
+    """Return the group of each label, int64 (labels,): cross-validation leaves out whole groups.
 
-    These have the same query or, if it is empty or all labels have it, share responses.
+    Labels of a group have the same query or, if it is empty or all labels have it, share responses.
     """
     return _numbered(_subjects(labels, label_type, functools.partial(_text, encoder=encoder)))
 
@@ -46,8 +46,8 @@ def _subjects(
 ) -> list[str]:
     """Return a name of each label's subject. name_of: function from tokens to a name.
 
-    Labels that share a response are in one group, named by the alphabetically first of its names:
-    those of one ranking, for example, say something about each other.
+    Labels that share a response, such as the pairs of one ranking, depend on each other. They get
+    one subject, which has the alphabetically first of their names.
     """
     roots: dict[str, str] = {}
 
@@ -83,7 +83,7 @@ def _text(tokens: torch.Tensor, encoder: Encoder) -> str:
 def parted(
     labels: Labels, label_type: LabelType, share: float, encoder: Encoder
 ) -> tuple[Labels, Labels]:
-    """Split labels into (held-out labels, other labels). share: fraction of the queries."""
+    """Split labels into (held-out labels, others). share: fraction of the queries to hold out."""
     chosen = []
     for subject in _subjects(labels, label_type, functools.partial(_text, encoder=encoder)):
         # A number from 0 to 1 that looks random, but depends only on the subject.
@@ -97,9 +97,9 @@ def parted(
 def split(
     labels: Labels, settings: HParams, encoder: Encoder
 ) -> tuple[Labels, Labels | None, list[str]]:
-    """Split `labels` as settings say: (labels to learn from, held-out labels or None, notes).
+    """Return (labels to learn from, held-out labels or None, notes), split as `settings` say.
 
-    UserError if none are left to learn from.
+    UserError if no labels are left to learn from.
     """
     share = settings.labels.held_out
     if share == 0:
@@ -123,10 +123,10 @@ class Prediction:
     labels: int
     queries: int  # independent queries; for a single query, groups of connected labels
     accuracy: float | None  # fraction of labels predicted right; None for ratings
-    effective: float  # independent labels that tell as much, see agreement.effective_answers
+    effective: float  # equivalent number of independent labels, see agreement.effective_answers
     chance: float | None  # accuracy of guessing
     agreement: float | None  # the accuracy, or the correlation of rewards with ratings, if any
-    is_cross_validated: bool = False  # by heads that were fitted to the other labels
+    is_cross_validated: bool = False  # whether heads fitted to other labels made the predictions
     is_learned: bool = False  # whether the model may have learned from these labels
 
     def interval(self) -> tuple[float, float] | None:
@@ -164,7 +164,7 @@ class Prediction:
 def predict(
     get_rewards: Rewards, labels: Labels, label_type: LabelType, batch_size: int, comm: Comm
 ) -> Prediction | None:
-    """Measure how well rewards predict labels, ties left out, on all ranks; None without labels."""
+    """Measure on all ranks how well rewards predict labels without ties; None if there are none."""
     labels = label_type.without_ties(labels)
     count, samples = len(labels['query']), label_type.samples
     own = [torch.empty(0, len(samples))]
@@ -182,7 +182,7 @@ def predict(
 
 
 def prediction_of(rewards: torch.Tensor, labels: Labels, label_type: LabelType) -> Prediction:
-    """Measure how well finite `rewards (labels, n samples)` predict labels, none of them ties."""
+    """Measure how well finite `rewards (labels, n samples)` predict labels that are not ties."""
     check_finite(rewards.flatten().tolist())
     query_of = _numbered(_subjects(labels, label_type, lambda tokens: str(tokens.tolist())))
     right = label_type.is_right(rewards, labels)

@@ -41,7 +41,7 @@ class Reader:
 
 
 def as_object(value: Any, where: str) -> dict[str, Any]:
-    """Return a JSON value if it is an object; otherwise UserError, which names `where`."""
+    """Return a JSON value that is an object; otherwise raise UserError, which names `where`."""
     if not isinstance(value, dict):
         raise UserError(f'{where} is a {type(value).__name__}, not an object')
     return value
@@ -76,7 +76,7 @@ class Writer:
         """Append a line for each record, all or none, and wait until they are on the disk."""
         lines = [json.dumps(record, allow_nan=False).encode() + b'\n' for record in records]
         with os_errors_as(self._unwritable):
-            # Otherwise lines could go to a file that somebody has moved away or replaced.
+            # Without this check, lines could go to a file that has been moved or replaced.
             if not os.path.samestat(os.fstat(self.file.fileno()), os.lstat(self.path)):
                 raise OSError(errno.ESTALE, 'it was replaced while this program was using it')
             storage.append(self.file, b''.join(lines), sync=True)

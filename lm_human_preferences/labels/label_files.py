@@ -83,7 +83,7 @@ def load_labels(
 
 
 def about_answers(answers: Iterable[Answer]) -> dict[str, Any]:
-    """Count answers: {'labellers': {name: count}, 'simulated': count}."""
+    """Return counts of answers: {'labellers': {name: count}, 'simulated': count}."""
     found = {'labellers': collections.Counter(), 'simulated': 0}
     for answer in answers:
         found['labellers'][answer.labeller] += 1

@@ -1,4 +1,4 @@
-"""Labeller at work: the order of their questions, and the file that their answers are added to."""
+"""Labeller at work: the order of their questions, and their file of answers."""
 
 import hashlib
 import os
@@ -92,7 +92,7 @@ class Labeller(Writer):
     def answer(
         self, question: Question, value: Value | None, seconds: float, **more: Any
     ) -> Answer:
-        """Write an answer to the disk; with value None, a skip. more: other fields of Answer.
+        """Write an answer, or a skip if `value` is None, to the disk. more: other fields of Answer.
 
         Refused if another answer has this uuid, or the labeller has answered the question already.
         """
@@ -120,7 +120,7 @@ class Labeller(Writer):
         answer = next(reversed(kept.values()), None) if uuid is None else given.get(uuid)
         if answer is None or answer.labeller != self.name:
             return None
-        if answer.uuid not in kept:  # the page has sent this again
+        if answer.uuid not in kept:  # it is undone already: the page has sent the request twice
             return answer
         if answer.line <= self.folder.lines_used(self.name):
             raise Refused('That answer stays: the reward model has learned from it')

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 TEST_SEED = 0
 TEST_LABELS = 64  # least number of labels from the source 'test' if --labels.num_train is None
-BATCH = 256  # questions that are judged at a time
-# Scores (batch,) of queries (batch, length) and responses (batch, length)
+BATCH = 256  # number of questions that are judged at a time
+# Function from queries (batch, length) and responses (batch, length) to scores (batch,)
 Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -74,7 +74,7 @@ def generate_labels(settings: HParams, encoding: Encoding) -> dict[str, torch.Te
 
 def simulated_labels(settings: HParams, policy: Policy, comm: Comm) -> dict[str, torch.Tensor]:
     """Return labels {field: (num_train, ...)} of the source 'mock'; rank 0 samples and judges."""
-    # On every rank, although rank 0 alone uses the reward, so that all ranks raise the same errors.
+    # Rank 0 alone uses the reward, but all ranks build it, so that they raise the same errors.
     reward = KnownReward(policy.trained_model.encoding, policy.device)
     count = check_num_train(settings)
     return comm.on_rank_0(lambda: _judged_labels(settings, policy, reward.score, count))
@@ -105,7 +105,7 @@ def _with_errors(
     """Return `answers` {field: (labels, ...)} with a fraction `error` replaced by random ones."""
     count = len(next(iter(answers.values())))
     is_error = torch.rand(count) < error
-    # Not label_type.by_chance, whose other generator would change the labels of each seed.
+    # label_type.by_chance has another generator, which would change the labels of each seed.
     by_chance = label_type.simulate(torch.randn(count, len(label_type.samples)))
     mixed = {}
     for field, values in answers.items():

@@ -47,7 +47,7 @@ def new_task(
     ties: bool,
     experiment: str | None = None,
 ) -> dict[str, Any]:
-    """Return the content of a new folder's task.json, but for the fields format and encoding."""
+    """Return the content of a new folder's task.json, without the fields format and encoding."""
     asked = label_types.get(label_type)
     if not asked.instructions:
         asked.lacks('answer_of')

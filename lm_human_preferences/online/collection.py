@@ -1,7 +1,7 @@
 """Labels that are collected while a policy trains (paper, section 2.3): ask, wait, learn.
 
-Rank 0 has the folder of labels. Whoever has answered when a run is resumed, it learns the same: the
-folder's used.jsonl has a line for each reward model, written before it learns and never changed:
+Rank 0 has the folder of labels. A resumed run learns from the same answers, although people may
+have added others: used.jsonl in the folder gets a line for each reward model before it learns:
 
     {"model": 5, "step": 130, "wanted": 512, "labels": 530, "answers": {"anna": 3}, "digest": ""}
 """
@@ -43,7 +43,7 @@ POLL_SECONDS = 1.0  # seconds between two checks for new answers
 REPORT_SECONDS = 60.0  # seconds between two lines about missing labels
 HOUR = 3600.0
 TAG = 'online/'  # prefix of the names in TensorBoard
-_USED = {'step': COUNT, 'answers': dict, 'digest': str}  # needed fields of a line of used.jsonl
+_USED = {'step': COUNT, 'answers': dict, 'digest': str}  # required fields of each used.jsonl line
 
 
 class Collection(Hook):
@@ -75,7 +75,7 @@ class Collection(Hook):
         return self._labels
 
     def before_step(self, step: int) -> None:
-        """Ask questions, wait for the labels that `step` needs, and retrain if it is time.
+        """Ask questions, wait for the labels that `step` needs, and retrain if that is due.
 
         UserError if labels are missing after --rewards.online.patience hours.
         """
@@ -83,7 +83,7 @@ class Collection(Hook):
         self._wait(step)
         if self.schedule.is_trained_at(step):
             self._learn(step)
-        elif not self.retrainer.is_trained:  # after a resume, as checkpoints do not hold a head
+        elif not self.retrainer.is_trained:  # the run was resumed, and checkpoints hold no head
             last = max(each for each in self.schedule.training_steps() if each < step)
             self.retrainer.train(self._labels_of(last), last)
 
@@ -100,7 +100,7 @@ class Collection(Hook):
             time.sleep(POLL_SECONDS)
 
     def _give_up(self, missing: int, step: int) -> None:
-        """Save, and raise a UserError that says how to resume."""
+        """Save a checkpoint, and raise a UserError that says how to resume."""
         self.checkpointer.save(self.trainer)
         self.checkpointer.wait()
         self.comm.barrier()
@@ -109,8 +109,8 @@ class Collection(Hook):
         raise UserError(
             f'--rewards.online.patience {self.patience:g}: {missing} of'
             f' {self.schedule.labels_at(step)} labels are still missing; step {step} is saved:'
-            f' {label_command(folder)} answers, then'
-            f' {errors.typed("./launch.py resume", str(run.save_dir))} goes on'
+            f' {label_command(folder)} answers questions, then'
+            f' {errors.typed("./launch.py resume", str(run.save_dir))} continues'
         )
 
     def _labels_of(self, step: int) -> Labels:
@@ -162,10 +162,10 @@ class RunLabels:
             self.score = KnownReward(encoding).score
         serve(self.folder.path, phase, stack)
         self.answered = 0  # number of answered questions at the last count
-        self.reported = -REPORT_SECONDS  # time of the last line
+        self.reported = -REPORT_SECONDS  # time of the last line about missing labels
 
     def ask(self, step: int) -> None:
-        """Ask what is due before `step`, and have a simulated labeller answer."""
+        """Ask the questions due before `step`; a simulated labeller, if any, answers them."""
         is_new = self.source.ask(step, self.schedule.questions_at(step))
         is_first = self.answered == 0  # a kill may have left questions without an answer
         if self.labeller is not None and (is_new or is_first):
@@ -188,7 +188,7 @@ class RunLabels:
         return missing
 
     def learned_at(self, step: int) -> Labels:
-        """Return all labels to learn from before `step`, and record which they are."""
+        """Return all labels to learn from before `step`, and record which answers they are."""
         before = self.used.get(step)
         lines = before['answers'] if before else self.folder.lines_read()
         folder = LabelFolder(self.folder.path, lines)
@@ -244,7 +244,7 @@ def read_used(path: str) -> dict[int, dict[str, Any]]:
 
 
 def count_answered(folder: LabelFolder) -> tuple[int, int]:
-    """Return how many training questions have a label, and how many were given up as skipped."""
+    """Return how many training questions have an answer, and how many are retired without one."""
     answered = retired = 0
     for question in folder.questions.values():
         answers = folder.answers_to(question)
@@ -280,7 +280,7 @@ def statistics(
 
 
 def line(used: Mapping[str, Any], models: int, loss: float, prediction: Prediction | None) -> str:
-    """Return the line for the console. models: number of reward models that the run trains."""
+    """Return the console's line about a training. models: how often the reward model is trained."""
     found = (
         f'reward model {used["model"]} of {models}, before step {used["step"] + 1}:'
         f' {used["labels"]} labels ({used["wanted"]} wanted); loss {loss:.3f}'

@@ -19,14 +19,14 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.utils.core import map_micro_batches, random_stream
 
 IDLE_BATCHES = 20  # asking stops after so many batches in a row without a new question
-PART = 'train'  # split of the data set
+PART = 'train'  # split of the data set that queries come from
 POLICY = 'policy'  # name that questions give to the policy in training
 
 Tokens = dict[str, list[int]]  # {field: token ids} of a query and its samples
 
 
 class Query(NamedTuple):
-    """Query tokens (query_length,), and the number of texts read from the data set to get there."""
+    """Query tokens (query_length,), and the number of texts read from the data set up to it."""
 
     tokens: torch.Tensor
     texts_read: int
@@ -60,7 +60,7 @@ class Queries:
 
 
 class QuestionSampler:
-    """Sampler of questions, which have equally many samples from each of {name: policy}.
+    """Sampler of questions with equally many samples from each policy of {name: policy}.
 
     names: name of the policy of each sample. equal, known: numbers of questions left out because
     all their samples are equal, or because they are asked already.
@@ -151,7 +151,7 @@ class QuestionSource:
             self.queries = Queries(settings.task, policy.encoder, PART, labels)
 
     def ask(self, step: int, count: int) -> bool:
-        """Ask until the run has `count` questions before `step`; return whether it lacked any."""
+        """Add questions until the run has `count` before `step`; return whether any were added."""
         questions = self.writer.folder.questions
         # Questions by `./launch.py ask` have no episode.
         there = [question for question in questions.values() if question.episode is not None]

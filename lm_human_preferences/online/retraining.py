@@ -33,7 +33,7 @@ class Retrainer:
     phase: TrainReward
     comm: Comm
     seed: int
-    is_trained: bool = True  # whether the reward is trained when a run resumes
+    is_trained: bool = True  # whether the reward is trained already when a run is resumed
 
     def __post_init__(self) -> None:
         self.settings = self.phase.settings
@@ -53,7 +53,7 @@ class Retrainer:
         raise NotImplementedError
 
     def predict(self, labels: Labels) -> Prediction | None:
-        """Return the accuracy of the reward on `labels`; None without any."""
+        """Return the accuracy of the reward on `labels`; None if there are no labels."""
         label_type = label_types.get(self.settings.labels.type)
         size = self.settings.micro_batch_size or self.settings.batch_size
         return predict(self.reward.get_rewards, labels, label_type, size, self.comm)
@@ -88,10 +88,10 @@ class ModelRetrainer(Retrainer):
         return sum(losses) / len(losses), None
 
     def _train_one(self, number: int, labels: Labels) -> float:
-        """Train one model; return its loss."""
+        """Train one reward model; return its mean loss in the last quarter of an epoch."""
         reward_model, optimizer = self.reward_models[number], self.optimizers[number]
         reward_model.restart(self.ref_policy.model)
-        self.comm.broadcast_(reward_model.get_params())  # each rank has drawn another head
+        self.comm.broadcast_(reward_model.get_params())  # ranks have drawn different heads
         optimizer.reset()
         parts = (reward_model, self.ref_policy, labels)
         more = {'logger': self.logger, 'given_optimizer': optimizer}

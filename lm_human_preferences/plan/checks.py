@@ -43,9 +43,9 @@ def sizes_of(plan: Plan, sizes: Sizes, create: Callable[[Iterable[str]], Network
 
 
 def check_queries(plan: Plan, encoder: Encoder, *, with_test: bool = False) -> list[str]:
-    """Return notes on ends and on a user's own file of texts; UserError if it cannot be used.
+    """Return notes on the ends of responses and on the queries; UserError if these are unusable.
 
-    with_test: return also the notes on an evaluation's texts, which a training leaves to it.
+    with_test: also return notes on the evaluation's queries, which a training does not check.
     """
     notes = lm_tasks.end_notes(plan.settings.task, encoder)
     notes += lm_tasks.query_notes(plan.settings.task, encoder, 'train')

@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from lm_human_preferences.reward_sources.sources import RewardSource
 
 
-UNSURE = 1.25  # factor by which an estimate may be too high; benchmarks/memory.py measures it
+UNSURE = 1.25  # factor by which a memory estimate may be too high, see benchmarks/memory.py
 LESS_MEMORY = (
     'a smaller micro_batch_size (of --ppo or of the reward model) and --run.gradient_checkpointing'
     ' true take less, for the same gradients'
 )
-# Difference between the seeds of two models; so large that seeds of two runs hardly differ by it
+# Difference between the seeds of an ensemble's models, by which seeds of two runs rarely differ
 MEMBER_SEED_STRIDE = 1_000_003
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainReward:
-    """Training of reward model number `member`, from 0, before a policy or while it trains.
+    """Training of reward model number `member` (from 0), before or during a policy's training.
 
     run, command: options and files of the whole command, which may train a policy afterwards.
     """
@@ -61,7 +61,7 @@ class TrainReward:
 
     @property
     def adapters(self) -> dict[str, LoraHParams]:
-        """LoRA options {scope: options} of the networks that learn; {} without LoRA."""
+        """LoRA options of each trainable network, {scope: options}; {} without LoRA."""
         lora = self.settings.task.policy.lora
         return {} if lora is None else {'reward_model': self.settings.lora or lora}
 
@@ -76,7 +76,7 @@ class TrainReward:
         return directory is not None and checkpoints.latest(directory) is not None
 
     def memory(self, sizes: Sizes, ranks: int, device: torch.device) -> float:
-        """Return the bytes that a step takes on one of `ranks`, with networks of `sizes`."""
+        """Return the bytes of memory that a step takes on each of `ranks` ranks."""
         settings, task = self.settings, self.settings.task
         responses = len(label_types.get(settings.labels.type).samples)
         return self.networks.memory(
@@ -106,7 +106,7 @@ class FitHead(TrainReward):
 
 @dataclasses.dataclass(frozen=True)
 class TrainPolicy:
-    """Training of a policy; retraining: training of reward models during it, in an online run."""
+    """Training of a policy. retraining: training of its reward models during an online run."""
 
     settings: policy_options.HParams
     source: RewardSource
@@ -127,14 +127,14 @@ class TrainPolicy:
 
     @property
     def adapters(self) -> dict[str, LoraHParams]:
-        """LoRA options {scope: options} of the networks that learn; {} without LoRA."""
+        """LoRA options of each trainable network, {scope: options}; {} without LoRA."""
         lora, new_model = self.settings.task.policy.lora, self.settings.new_reward_model
         if lora is None or new_model is None:
             return {} if lora is None else {'policy': lora}
         return {'policy': lora, 'reward_model': new_model.lora or lora}
 
     def memory(self, sizes: Sizes, ranks: int, device: torch.device) -> float:
-        """Return the bytes that a step takes on one of `ranks`, with networks of `sizes`."""
+        """Return the bytes of memory that a step takes on each of `ranks` ranks."""
         task, ppo = self.settings.task, self.settings.ppo
         # Responses that share a row also share the computation of their query.
         query = task.query_length / responses_in_a_row(ppo.samples_per_query)
@@ -155,7 +155,7 @@ Settings = policy_options.Training
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Phases of a command, in order; settings: all its settings, for the record and the console."""
+    """Phases of a command, in order. settings: all settings of the command."""
 
     settings: Settings
     rewards: tuple[TrainReward, ...]  # trainings of reward models before the policy's
@@ -179,7 +179,7 @@ class Plan:
         return f'phases: {", then ".join(self.names)}'
 
     def memory_line(self, sizes: Sizes, ranks: int, free: int) -> str:
-        """Return a line about the memory that a rank needs; a warning if it surely lacks some."""
+        """Return a line about the memory that a rank needs; a warning if it surely has less."""
         device = default_device()
         needed = max(phase.memory(sizes, ranks, device) for phase in self.trainings)
         line = f'{needed / 1e9:.2f} GB of memory for each rank, which has {free / 1e9:.1f} GB'
@@ -201,7 +201,7 @@ def make_plan(settings: Settings, *, ask: bool = True) -> Plan:
 
 
 def reward_phase(settings: reward_options.HParams, command: Settings | None = None) -> TrainReward:
-    """Return the training of a reward model. command: settings of a command that includes it."""
+    """Return the training of a reward model. command: settings of the whole command."""
     if command is None:
         assert isinstance(settings, reward_options.CommandHParams)
         command = settings
@@ -210,8 +210,8 @@ def reward_phase(settings: reward_options.HParams, command: Settings | None = No
 
 
 def policy_phase(settings: policy_options.HParams, *, ask: bool = True) -> TrainPolicy:
-    """Return the training of the policy that these settings ask for; ask: see make_plan."""
-    # Imported here because it imports all kinds of rewards, which only a policy needs.
+    """Return the training of a policy with `settings`. ask: see make_plan."""
+    # This module imports all kinds of rewards, which only a policy needs.
     from lm_human_preferences.reward_sources.sources import source_of
 
     retraining = None

@@ -1,4 +1,4 @@
-"""Tables of facts about a run, for its report and its model card. All wording is constant."""
+"""Tables of facts about a run in fixed wording, for its report and its model card."""
 
 import itertools
 import math
@@ -18,7 +18,7 @@ from lm_human_preferences.report.run import Run
 from lm_human_preferences.runs import run_dir
 
 NOT_RECORDED, NOT_MEASURED = 'not recorded', 'not measured'
-LEARN, GAIN, SAYS = 'What it was to learn', 'Whether it did', 'What it says now'  # sections
+LEARN, GAIN, SAYS = 'What it was to learn', 'Whether it did', 'What it says now'  # headings
 SURE, LABELS, MADE = 'How sure', 'Labels', 'How it was made'
 TASKS = {
     'sentiment': 'continue a passage of a book with positive sentiment',
@@ -41,7 +41,7 @@ TASK = {  # {name of a row: option}
 }
 UNSEEN = 'The reward model, on labels it had not seen'
 MEANING = 'KL: how far the responses have moved from what the model before would write.'
-POINTS = {  # {name of a row: (point in the results of an evaluation, key of a number there)}
+POINTS = {  # {name of a row: (point in an evaluation's results, key of a number in this point)}
     'Before': ('base', 'reward'),
     'After': ('policy', 'reward'),
     'Best possible at that KL': ('policy', 'frontier'),
@@ -49,9 +49,9 @@ POINTS = {  # {name of a row: (point in the results of an evaluation, key of a n
     'Best of 4, without training': ('best_of_4', 'reward'),
     'Best of 16, without training': ('best_of_16', 'reward'),
 }
-# Beginnings of TensorBoard tags of a reward model's accuracy; first of an ensemble's mean
+# Prefixes of TensorBoard tags for a reward model's accuracy; an ensemble's mean comes first
 TAGS, WAYS = ('train_reward/{}/', 'online/{}_'), ('held_out_of_mean', 'held_out', 'cross_validated')
-SPECIAL = (  # samples to show first: field, sign and reason
+SPECIAL = (  # samples to show first: (field to maximise, its sign, reason to show the sample)
     ('score', 1, 'best score'),
     ('score_std', 1, 'widest ±'),
     ('kl', 1, 'least likely before'),
@@ -73,7 +73,7 @@ class Table(NamedTuple):
 
 
 def number(value: object, digits: int = 2) -> str:
-    """Format a number with thousands, decimals and a minus sign; show other values as they are."""
+    """Format a number with thousands separators and decimals; return other values as text."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return NOT_RECORDED if value is None else str(value)
     if not -math.inf < value < math.inf:
@@ -91,7 +91,7 @@ def percent(fraction: float) -> str:
 
 
 def of_all(count: int, total: int) -> str:
-    """Format a fraction: '7 of 14' for few, a percentage for many."""
+    """Format a fraction as '7 of 14', or as a percentage if `total` is 100 or more."""
     return f'{count} of {total}' if total < 100 else percent(count / total)
 
 
@@ -119,7 +119,7 @@ def answer(run: Run) -> list[tuple[str, str, list[str]]]:
     for each in run.comparisons[:1]:
         notes = ['of the answers prefer it to', short(each['against'])]
         found.append(('By people', of_all(each['wins'], each['n']), notes))
-    # Another reward if no people judged, and the one that the run was trained on
+    # The run's own reward comes last; a second reward is shown only if no people judged.
     for reward in [*rewards[1 : 1 if found else 2], *rewards[:1]]:
         before, after = (_measured(run, reward, point, 'reward') for point in ('base', 'policy'))
         way, fraction = f'{before} → {after}', _measured(run, reward, 'policy', 'share')
@@ -168,7 +168,7 @@ def task(run: Run) -> Table:
 
 
 def examples(run: Run) -> Table:
-    """Return a table of two labels: those of the lowest question ids, so that nobody picks them."""
+    """Return a table of two labels, chosen by their question ids rather than by a person."""
     folder, rows = run.trainer.folder, []
     if folder is None:
         return Table()
@@ -240,7 +240,7 @@ def samples(named: Mapping[str, Run]) -> Table:
 
 
 def _sample(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Return a response and its score; if a head gave it, with its standard deviation."""
+    """Return (response, score), with the score's standard deviation if a head gave it."""
     score = number(record.get('score'))
     if 'score_std' in record:
         score += f' ± {number(record["score_std"])}'
@@ -315,7 +315,7 @@ def labellers(run: Run) -> Table:
 
 
 def commands(run: Run) -> Table:
-    """Return a table of a run's commands with all that is recorded about them, and of digests."""
+    """Return a table of a run's commands, with all that is recorded about each, and of digests."""
     rows = []
     for command in run.commands:
         line = str(command.get('command') or NOT_RECORDED)
@@ -350,7 +350,7 @@ def settings(named: Mapping[str, Run], experiments: Experiments) -> Table:
 
 
 def collected(run: Run) -> dict[str, Any]:
-    """Return the content of a page about a run; damaged facts are left out, and named."""
+    """Return the content of a run's page; a warning names each file that cannot be read."""
     tables = {
         LEARN: (task, examples),
         GAIN: (gain,),

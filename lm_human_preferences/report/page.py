@@ -25,10 +25,10 @@ from lm_human_preferences.utils.streams import INVISIBLE, printable
 
 CARD = 'README.md'
 _MARKDOWN = re.compile(r'([\\`*_\[\]<>&|#~$])')
-LONGEST = 2000  # most characters of a text to show
-_LETTER = '[^\x00-\xa0\xad\u061c\u2000-\u206f\ud800-\uf8ff]'  # beyond ASCII, or a part of an emoji
-# Matches of the group are shown unmarked, as languages and emoji need them: joiners and direction
-# marks between letters, variants of an emoji or a keycap, and flags such as England's.
+LONGEST = 2000  # maximum number of characters to show of a text
+_LETTER = '[^\x00-\xa0\xad\u061c\u2000-\u206f\ud800-\uf8ff]'  # non-ASCII, or part of an emoji
+# Characters that match the group are shown as they are, since languages and emoji need them:
+# joiners and direction marks between letters, variants of an emoji or keycap, and some flags.
 _UNUSUAL = re.compile(
     f'((?<={_LETTER})[\xad\u061c\u200c-\u200f](?={_LETTER})'
     '|(?<=[©®\u203c-\u3299\U0001f000-\U0001faff])[\ufe0e\ufe0f]|[\ufe0e\ufe0f](?=\u20e3)'
@@ -39,7 +39,7 @@ _CODE = re.compile(r'(^```.*?(?:^```[^\n]*$|\Z))', re.DOTALL | re.MULTILINE)  # 
 _INDENTED = re.compile(r'^(?:\t| {2,})\S', re.MULTILINE)
 _MARK = Markup('<span class="mark">{}</span>')
 _MONO = Markup('<span class="mono" dir="ltr" tabindex="0" role="group" aria-label="code">{}</span>')
-# Colours that stand for variables of the style sheet, as those differ in dark mode
+# Placeholder colours of the chart, to be replaced by CSS variables, which differ in dark mode
 COLOURS = {'#010203': 'accent', '#040506': 'warn', '#070809': 'muted', '#000000': 'ink'}
 LOOKS = [(colour, style) for style in ('-', ':') for colour in COLOURS]
 
@@ -67,7 +67,7 @@ def page(runs: Sequence[str], experiments: Experiments, *, has_names: bool = Tru
     for name, path in zip(names, paths, strict=True):
         run = read_run(path)
         if run is None:
-            raise UserError(f'{path} is not a run of this program: it has no settings of one')
+            raise UserError(f'{path} is not a run of this program: it has no settings file')
         run.has_names = has_names
         named[name if names.count(name) == 1 else path] = run
     stories = [{'name': name, **facts.collected(run)} for name, run in named.items()]
@@ -106,7 +106,7 @@ def write_card(
 
     run: None for a model without a run. use: variables of model_card.md, which explains them.
     """
-    from huggingface_hub import ModelCard, ModelCardData  # here, as it takes a second to import
+    from huggingface_hub import ModelCard, ModelCardData  # this import takes a second
 
     name, story = model_dir, {'mind': [], 'sections': {}}
     if run is not None:
@@ -140,13 +140,13 @@ def _markdown(table: facts.Table) -> str:
 
 
 def escaped(text: str) -> str:
-    """Escape Markdown in untrusted text, in one line."""
+    """Escape Markdown in untrusted text, and join its lines."""
     return _MARKDOWN.sub(r'\\\1', printable(re.sub(r'\s+', ' ', shortened(text))))
 
 
 def training_chart(named: Mapping[str, Run]) -> Markup:
-    """Return the chart of rewards and KLs of runs, {name: run}; '' if none are logged."""
-    from matplotlib import figure, rc_context  # here, as it takes a while to import
+    """Return an SVG chart of rewards and KLs of the runs {name: run}; '' if none are logged."""
+    from matplotlib import figure, rc_context  # this import takes a while
 
     if not any('objective/kl' in each.curves for each in named.values()):
         return Markup()
@@ -156,13 +156,13 @@ def training_chart(named: Mapping[str, Run]) -> Markup:
         ('objective/score', 'Reward, by what the run was trained on', 'best possible', best),
         ('objective/kl', 'KL from the model before, in nats', 'target', run.target),
     )
-    # The salt makes the same file each time.
+    # With a fixed salt, the SVG has the same content each time.
     with rc_context({'svg.fonttype': 'none', 'svg.hashsalt': 'report', 'font.size': 8}):
         picture = figure.Figure(figsize=(5.2, 3.9), layout='constrained')
         for axes, (tag, title, dashed, aim) in zip(picture.subplots(2, 1), panels, strict=True):
             for (name, each), (colour, style) in zip(named.items(), LOOKS, strict=False):
                 values = each.curves.get(tag, [math.nan])
-                # $ begins a formula; a label that begins with _ is left out
+                # matplotlib reads $ as a formula, and leaves out labels that begin with _.
                 label = ' ' + printable(name)[-30:].replace('$', r'\$')
                 axes.plot(range(1, len(values) + 1), values, style, color=colour, label=label)
             if aim is not None and not others:
@@ -175,7 +175,7 @@ def training_chart(named: Mapping[str, Run]) -> Markup:
         nothing = {'Date': None, 'Creator': None}
         picture.savefig(file, format='svg', transparent=True, metadata=nothing)
     svg = file.getvalue()[file.getvalue().index('<svg') :]
-    # Its style would apply to the whole page.
+    # The style of the SVG would apply to the whole page.
     svg = re.sub('<metadata>.*?</metadata>|<style.*?</style>', '', svg, flags=re.DOTALL)
     svg = re.sub(r' (?:width|height)="[\d.]+pt"', '', svg)
     for colour, variable in COLOURS.items():
@@ -193,7 +193,7 @@ def shortened(text: str) -> str:
 
 
 def inline(text: object) -> Markup:
-    """Return a value as HTML; characters that hide or turn text become codes. A Text is a block."""
+    """Return a value as HTML, a Text as a block; characters that hide or flip text become codes."""
     if isinstance(text, Markup):
         return text
     if not isinstance(text, facts.Text):

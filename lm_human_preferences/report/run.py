@@ -23,7 +23,7 @@ class Run:
         """Read the run in `directory` (path or URL), with the `files` of its command."""
         self.directory = directory
         self.has_names = True  # whether labellers may be named
-        self.unreadable: dict[str, None] = {}  # damaged files, and parts of a report they spoil
+        self.unreadable: dict[str, None] = {}  # damaged files, and missing parts of the report
         self.trains_policy = files is run_files.POLICY
         hparams = policy_options.HParams if self.trains_policy else reward_options.CommandHParams
         self.settings = self.tried(files.settings, None, read_settings, hparams(), directory)
@@ -34,9 +34,9 @@ class Run:
         # Run that trained the reward model: another run, if it can be read, or this one
         self.trainer = (given and self.tried('its reward model', None, read_run, given)) or self
         adaptive = self.policy and self.policy.rewards.adaptive_kl
-        self.target = adaptive and adaptive.target  # for the KL
+        self.target = adaptive and adaptive.target  # target of the KL, in nats
         record = self.tried(run_files.RECORD, {}, run_record.read, directory)
-        self.training = record.get(files.command, {})  # see runs.run_record about these three
+        self.training = record.get(files.command, {})  # runs.run_record describes these three
         self.labels = run_record.labels(record)
         self.commands = run_record.commands(record)
         self.log = curves.read(directory, files.events)
@@ -54,7 +54,7 @@ class Run:
         self.folder, self.label_report, self.comparisons = found
 
     def tried(self, name: str, otherwise: Any, make: Callable[..., Any], *args: Any) -> Any:
-        """Return make(*args); `otherwise` if a file is missing or damaged, and then note `name`."""
+        """Return make(*args), or `otherwise` if files are missing or damaged; record damage."""
         try:
             return make(*args)
         except storage.NotFound:
@@ -65,7 +65,7 @@ class Run:
 
     @property
     def rewards(self) -> dict[str, dict[str, Any]]:
-        """Results {reward: {point: numbers}} of the evaluation or the log; its own reward first."""
+        """Results {reward: {point: numbers}} of the evaluation or the log, the run's own first."""
         kl, score = (self.curves.get(f'objective/{name}') for name in ('kl', 'score'))
         if self.evaluation or not (kl and score):
             return self.evaluation.get('rewards', {})
@@ -73,7 +73,7 @@ class Run:
         return {'reward of the training': dict(zip(('base', 'policy'), ends, strict=True))}
 
     def last(self, tag: str) -> float | None:
-        """Return the last value of a statistic."""
+        """Return the last logged value of a statistic; None if it is not logged."""
         return next(reversed(self.curves.get(tag, [])), None)
 
 
@@ -89,7 +89,7 @@ def read_run(path: str) -> Run | None:
 
 
 def _labels(run: Run) -> tuple[LabelFolder | None, dict[str, Any], list[dict[str, Any]]]:
-    """Return (folder, report on it, comparisons of the run's policy with `against`)."""
+    """Return (folder of labels, report on it, comparisons of the run's policy with others)."""
     path, found = run.labels.get('source'), []
     if path == reward_options.COLLECTED:
         path = storage.join(run.directory, run_files.LABELS)

@@ -34,7 +34,7 @@ FrozenRewardModel = KnownReward | TextReward | LearnedReward
 
 
 def text_scorer(name: str, *, chat: bool, may_be_code: bool = False) -> TextScorer | None:
-    """Return the function or classifier that `name` means; None if it means another reward.
+    """Return the function or classifier called `name`; None if it is another kind of reward.
 
     may_be_code: True if `name` was typed in this command, for an option that takes a function. An
     existing directory called FILE.py:FUNCTION is not taken for a function.
@@ -50,7 +50,7 @@ def text_scorer(name: str, *, chat: bool, may_be_code: bool = False) -> TextScor
     if class_name:
         raise OptionError(
             '--rewards.class_name',
-            f'{class_name}: {directory} is not a classifier of transformers, which has classes',
+            f'{class_name}: {directory} is not a classifier of transformers: it has no classes',
         )
     copy = os.path.join(name, run_files.FUNCTION)
     if not storage.is_remote(name) and os.path.exists(copy):
@@ -107,7 +107,7 @@ def load_learned(
 
 
 def saved_model(run: str) -> TrainedModel:
-    """Return the reward model of a run, its weights not read yet; UserError if there is none."""
+    """Return the reward model of a run without reading its weights; UserError if it has none."""
     try:
         saved = TrainedModel(run, reward_model_dir(run))
         saved.encoding.get_encoder()
@@ -117,13 +117,13 @@ def saved_model(run: str) -> TrainedModel:
 
 
 def load_saved(saved: TrainedModel) -> LearnedReward:
-    """Load a reward model, or all of an ensemble, and have this process compute in float32."""
+    """Load a reward model or an ensemble, and let this process compute in float32."""
     precision.configure_for(saved.sizes().n_embd, 'fp32')
     return load_learned(saved.name, saved.encoding)
 
 
 def give_columns(reward: TextReward, task: lm_tasks.TaskHParams) -> None:
-    """If the reward function asks for columns, give it those of the task's queries."""
+    """Give a reward function that asks for columns the columns of the task's queries."""
     if reward.scorer.asks_for_columns:
         reward.columns = lm_tasks.query_columns(task, reward.encoder)
 
@@ -131,14 +131,14 @@ def give_columns(reward: TextReward, task: lm_tasks.TaskHParams) -> None:
 def give_more_columns(
     reward: ScoringModel | None, queries: Iterable[tuple[Sequence[int], Query]]
 ) -> None:
-    """If the reward function asks for columns, add or replace those of (tokens, query) pairs."""
+    """Give a reward function that asks for columns also the columns of (tokens, query) pairs."""
     if isinstance(reward, TextReward) and reward.scorer.asks_for_columns:
         pairs = [pair for pair in queries if pair[1].columns]
         reward.columns = {**reward.columns, **lm_tasks.columns_by_tokens(pairs)}
 
 
 def load_judge(name: str, encoding: Encoding, task: lm_tasks.TaskHParams) -> FrozenRewardModel:
-    """Return the reward called `name`, with which --judge judges responses of `task`."""
+    """Return the reward called `name`, the value of --judge, for responses of `task`."""
     with about_option('--judge'):
         judge = load_reward_model(name, encoding, chat=task.chat, may_be_code=True)
         if isinstance(judge, TextReward):

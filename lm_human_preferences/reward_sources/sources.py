@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from lm_human_preferences.language.trained_models import TrainedModel
     from lm_human_preferences.policy import Policy
 
-KNOWN = 'mock'  # --rewards.trained_model for the known reward of reviews
-RANDOM = 'test'  # --rewards.trained_model for a random network, of which a run keeps a copy
+KNOWN = 'mock'  # value of --rewards.trained_model: the known reward of reviews
+RANDOM = 'test'  # value of --rewards.trained_model: a random network, which the run saves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ class RewardSource:
         return dataclasses.replace(POLICY_NETWORKS, **{self.role: scopes})
 
     def pinned(self, comm: Comm) -> Self:
-        """Return this source for a training, with the files as rank 0 reads them."""
+        """Return this source, with the content of its files as rank 0 has read it, on all ranks."""
         return self
 
     def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
@@ -92,11 +92,11 @@ class RewardSource:
         return self.name
 
     def recorded_members(self) -> int:
-        """Return how many models exist: the default of --rewards.ensemble."""
+        """Return the number of saved models, which is the default of --rewards.ensemble."""
         return 1
 
     def elsewhere(self) -> list[str]:
-        """Return the options whose files are not, or not yet, on this machine."""
+        """Return the options that name files which are missing on this machine."""
         return []
 
     def check(self, encoding: Encoding | None) -> TextScorer | None:
@@ -108,7 +108,7 @@ class RewardSource:
         return None  # a model that is yet to be trained is checked with its labels
 
     def label_source(self) -> str | None:
-        """Return the source of labels whose queries may replace a lost data set's, or None."""
+        """Return the source of labels whose queries can replace a lost data set, or None."""
         return self.labels
 
 
@@ -122,7 +122,7 @@ class KnownSource(RewardSource):
 
 @dataclasses.dataclass(frozen=True)
 class FunctionSource(RewardSource):
-    """A function of the user's. code: content of its file, once the user has named it."""
+    """A reward function of the user. code: content of its file; None before `pinned` reads it."""
 
     code: reward_function.Source | None = None
 
@@ -161,7 +161,7 @@ class ClassifierSource(RewardSource):
 
 
 class SavedSource(RewardSource):
-    """Reward models that are trained already, or a random one."""
+    """Reward models that were trained before this run, or a random one."""
 
     role = 'frozen'
 
@@ -185,7 +185,7 @@ class SavedSource(RewardSource):
         return 1 if self.name == RANDOM else rewards.recorded_members(self.name)
 
     def label_source(self) -> str | None:
-        """Return the source of labels that the reward model learned from, if that is needed."""
+        """Return the reward model's source of labels if their queries replace the data set."""
         if not registry.info(self.task.query_dataset).labels_stand_in:
             return None
         settings = run_settings.reward_settings_of(self.name)
@@ -217,8 +217,8 @@ class _OnReference(RewardSource):
     role = ''
 
     def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
-        """Return the head that rank 0 reads, on the states of `reference`."""
-        if reference.trained_model.is_random:  # each rank has drawn other weights
+        """Return the head, which rank 0 reads, on the hidden states of `reference`."""
+        if reference.trained_model.is_random:  # ranks have drawn different weights
             comm.broadcast_(reference.get_params())
 
         def read() -> tuple[str, dict[str, torch.Tensor], dict[str, Any]]:
@@ -272,7 +272,7 @@ class OnlineSource(NewSource):
 def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
     """Return the source of the reward of a run of train_policy with these settings.
 
-    ask: False for a dry run: a hub model that is not here is then taken for a reward model of ours.
+    ask: False for a dry run, which assumes that a hub model it does not have is a reward model.
     UserError for options of an ensemble or a head if the reward is neither.
     """
     given = settings.rewards
@@ -291,7 +291,7 @@ def _source_of(settings: HParams, ask: bool) -> tuple[RewardSource, bool]:
     given, task, members = settings.rewards, settings.task, settings.rewards.members
     new_model = settings.new_reward_model
     if new_model is not None:
-        # The staging directory, if the run is uploaded
+        # `name` is the staging directory if the run is uploaded.
         name, labels = storage.staging_dir(given.trained_model or ''), new_model.labels.source
         if new_model.is_head:
             kind = NewHeadSource if given.online is None else OnlineHeadSource
@@ -300,7 +300,7 @@ def _source_of(settings: HParams, ask: bool) -> tuple[RewardSource, bool]:
         return kind(name, task, members, labels, given.deviations), True
     if given.function is not None:
         return FunctionSource(given.function, task, members), True
-    if given.trained_model in (None, KNOWN):  # None: only a task is described
+    if given.trained_model in (None, KNOWN):  # None if the settings only describe a task
         return KnownSource(KNOWN, task, members), True
     name, directory = given.given_name, given.trained_model
     may_look = ask or _is_here(directory)

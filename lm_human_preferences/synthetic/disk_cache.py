@@ -14,7 +14,7 @@ from lm_human_preferences import storage
 
 
 def directory(name: str, create: Callable[[str], None], depends_on: Iterable[ModuleType]) -> str:
-    """Return a directory that `create` fills once per version of `depends_on`; or StorageError."""
+    """Return a cached directory, which `create` fills once per version of `depends_on` modules."""
     import filelock
 
     digest = hashlib.sha256()
@@ -25,7 +25,7 @@ def directory(name: str, create: Callable[[str], None], depends_on: Iterable[Mod
     if os.path.exists(path):
         return path
     storage.make_cache_folder(os.path.dirname(path))
-    with filelock.FileLock(f'{path}.lock'):  # the kernel frees it when its holder dies
+    with filelock.FileLock(f'{path}.lock'):  # the kernel releases it when its holder dies
         if not os.path.exists(path):
             part = f'{path}.part'
             shutil.rmtree(part, ignore_errors=True)  # left behind by a killed process

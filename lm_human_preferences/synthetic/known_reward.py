@@ -69,7 +69,7 @@ def _log_odds(weights: torch.Tensor, tokens: torch.Tensor, padding_token: int) -
     """
     n = weights.shape[1]
     order = (tokens == padding_token).int().argsort(dim=1, stable=True)
-    tokens = tokens.gather(1, order)  # padding last
+    tokens = tokens.gather(1, order)  # moves padding to the end
     total = torch.zeros(len(tokens), dtype=weights.dtype, device=weights.device)
     for distance in range(len(weights)):
         earlier = tokens[:, : tokens.shape[1] - distance]

@@ -55,8 +55,8 @@ def train(own_sizes: model.HParams, steps: int = STEPS) -> model.Model:
     """Train and return a `Model` on `steps` batches of reviews; the result is always the same."""
     encoder = encodings.Reviews.get_encoder()
     texts = as_batch(encoder, itertools.islice(reviews.generator('train'), N_REVIEWS))
-    # Threads and precision change the last digits, so they must not depend on the command that
-    # happens to need the model first.
+    # Threads and precision change the last digits of the weights.
+    # They must not depend on which command happens to need the model first.
     with core.one_thread(), precision.plain(), torch.random.fork_rng(devices=[]):
         # Seed only the CPU's generator: the run that needs this model draws from the GPU's later.
         torch.default_generator.manual_seed(SEED)

@@ -56,7 +56,7 @@ def test_a_remote_run(server, blobs, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     'words, expected',
     [
-        ('{0}', '{0} is not a run of this program: it has no settings of one'),
+        ('{0}', '{0} is not a run of this program: it has no settings file'),
         ('{0}/run --output {0}', '--output {0} cannot be written: Is a directory'),
         ('{0}/run --output /dev/null/x', '--output /dev/null/x cannot be written: File exists'),
         ('{0}/run --output az://a/b/x', '--output az://a/b/x: give a file on this machine'),

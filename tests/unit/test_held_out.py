@@ -211,7 +211,7 @@ def test_rewards_that_are_not_finite_predict_nothing(name):
     labels = {field: tokens for field in ('query', *label_type.samples)}
     labels[label_type.field] = torch.tensor([0, 1, 1])
     not_finite = lambda queries, responses: responses[..., 0] * math.nan  # noqa: E731
-    with pytest.raises(UserError, match='reward nan, by which nothing can be judged'):
+    with pytest.raises(UserError, match='reward nan, which cannot be compared'):
         predict(not_finite, labels, label_type, 2, Comm())
 
 

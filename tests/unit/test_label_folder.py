@@ -283,8 +283,8 @@ GOOD = {'answer': 'u', 'best': 1, 'order': [0, 1, 2, 3], 'seconds': 1, 'time': 1
     [
         ({'best': 4}, 'best must be a whole number from 0 to 3, not 4'),
         ({'best': None}, 'best or skip is missing'),
-        ({'seconds': 10**400}, 'another field is not of its kind'),
-        ({'undo': 'x'}, 'takes back the answer x: it is not there'),
+        ({'seconds': 10**400}, 'another field has the wrong type'),
+        ({'undo': 'x'}, 'takes back an unknown answer, x'),
         ({'question': 'x\x1b[2J'}, r'answers the question x\\x1b\[2J, which is not in'),
     ],
 )
@@ -301,8 +301,8 @@ def test_damaged_answers_are_named_by_file_and_line(path, change, message):
     'change, message',
     [
         ({'gold': 'x'}, 'gold must be a whole number from 0 to 3'),
-        ({'weights': ['abc']}, 'a field is missing, or not of its kind'),
-        ({'sample1': [1, 2, 3, 5]}, 'its id is not that of its tokens'),
+        ({'weights': ['abc']}, 'a field is missing, or has the wrong type'),
+        ({'sample1': [1, 2, 3, 5]}, 'its id does not match its tokens'),
     ],
 )
 def test_damaged_questions_are_named_by_file_and_line(path, change, message):

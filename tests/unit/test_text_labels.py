@@ -120,7 +120,7 @@ def test_a_query_may_have_the_names_that_people_use(name):
     'record, message',
     [
         ({**ANSWERS, 'instruction': 'Add.', 'input': '2+2'}, "'instruction' and 'input'"),
-        ({**WHOLE, 'prompt': 'Why?'}, 'whole transcripts, which hold the query, beside the field'),
+        ({**WHOLE, 'prompt': 'Why?'}, 'whole transcripts, which hold the query: remove the field'),
         ({**IN_MESSAGES, 'prompt': 'Who?'}, "another query than the field 'prompt'"),
         (
             {'prompt': [SYSTEM, {**USER, 'content': 'a\n\nassistant: b'}], **ANSWERS},

@@ -87,7 +87,8 @@ def test_files_of_answers_have_ties_where_the_folder_allows_them(tmp_path):
     (path / 'task.json').write_text(json.dumps(task))
     answers = path / 'answers/anna.jsonl'
     answers.write_text(answers.read_text().replace('"best": "tie"', '"best": 1, "bad": true'))
-    with pytest.raises(UserError, match=r"anna\.jsonl, line 1 .* bad must be beside best 'tie'"):
+    match = r"anna\.jsonl, line 1 .* bad is only allowed if best is 'tie'"
+    with pytest.raises(UserError, match=match):
         LabelFolder(str(path))
 
 

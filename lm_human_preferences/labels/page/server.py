@@ -36,7 +36,7 @@ from lm_human_preferences.labels.page.service import LabellingService
 from lm_human_preferences.storage.schema import matches_schema
 
 MOST_CONNECTIONS = 200
-BACKLOG = 64  # connections accepted at once; of more than MOST_CONNECTIONS, some are closed unread
+BACKLOG = 64  # connections accepted at once; above MOST_CONNECTIONS, some would be closed unread
 GRACE_SECONDS = 3  # seconds that open replies may take when the server stops
 MOST_BYTES = 64 * 1024  # largest body of a request, in bytes
 POLL_SECONDS = 0.1  # time between two checks whether the server is stopping
@@ -118,7 +118,7 @@ class LabelServer(contextlib.AbstractContextManager['LabelServer']):
 
     def wait(self) -> None:
         """Wait until the server has stopped."""
-        while self._thread.is_alive():  # after an interrupted `join`, a thread seems to have ended
+        while self._thread.is_alive():  # an interrupted `join` would mark the thread as ended
             time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class LabelServer(contextlib.AbstractContextManager['LabelServer']):
 
 
 def page_and_headers() -> tuple[str, dict[str, str]]:
-    """Return page.html, and headers of replies that let only its own script and style run."""
+    """Return page.html, and HTTP headers with which only its own script and style may run."""
     html = Path(__file__).with_name('page.html').read_text(encoding='utf-8')
     policy = POLICY
     for tag in ('script', 'style'):
@@ -144,7 +144,7 @@ def page_and_headers() -> tuple[str, dict[str, str]]:
 
 @dataclasses.dataclass
 class Page:
-    """Handlers of requests; those that wait for the disk run in a thread.
+    """Request handlers of the page; handlers that wait for the disk run in a thread.
 
     keys: {labeller: bearer token that their requests carry}.
     """
@@ -198,7 +198,7 @@ class Page:
         return JSONResponse({})
 
     def _labeller(self, request: Request) -> str:
-        """Return the labeller whose key a request has; compare keys in constant time."""
+        """Return the labeller whose key the request carries; compare keys in constant time."""
         given = request.headers.get('authorization', '').removeprefix('Bearer ').encode()
         for labeller, key in self.keys.items():
             if hmac.compare_digest(key.encode(), given):
@@ -206,7 +206,7 @@ class Page:
         raise HTTPException(401, 'Open the link that you were given.')
 
     async def refuse(self, request: Request, error: Exception) -> Response:
-        """Send an error for the page to show; status 507, a failing disk, makes the page retry."""
+        """Send an error that the page shows; after status 507, a disk failure, the page retries."""
         if isinstance(error, HTTPException):
             return JSONResponse({'error': error.detail}, error.status_code, error.headers)
         if isinstance(error, Refused):
@@ -217,7 +217,7 @@ class Page:
 
 
 class FairProtocol(H11Protocol):
-    """HTTP that closes the oldest connection when there are too many, so nobody can take all."""
+    """HTTP protocol that closes the oldest connection if there are more than MOST_CONNECTIONS."""
 
     begun = 0.0
 
@@ -235,7 +235,7 @@ def _listen(options: WebHParams) -> socket.socket:
     """Return a socket that listens at the host and port of `options`; UserError if it cannot."""
     host, port = options.host, options.port
     family = socket.AF_INET6 if ':' in host else socket.AF_INET
-    both = host == '::' and socket.has_dualstack_ipv6()  # a host name in links may be IPv4
+    both = host == '::' and socket.has_dualstack_ipv6()  # browsers may use IPv4 for a host name
     try:
         listener = socket.create_server((host, port), family=family, dualstack_ipv6=both)
     except (OSError, UnicodeError) as e:
@@ -245,7 +245,7 @@ def _listen(options: WebHParams) -> socket.socket:
             f' {getattr(e, "strerror", e)}; give an address of this machine, and a free port'
             f' ({name} 0 finds one)'
         ) from e
-    # Connections inherit this option. Without it, the body of a reply would wait 40 ms, until the
-    # client acknowledges the head.
+    # Connections inherit this option.
+    # Without it, the body of a reply would wait 40 ms until the client acknowledges the head.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

@@ -50,7 +50,7 @@ class LabellingService:
         self.assignments = Assignments(folder, self.labellers)
 
     def task(self, name: str) -> dict[str, Any]:
-        """Return {name: value} for the page: what stays the same from question to question."""
+        """Return {name: value} for the page of all that is the same for every question."""
         return {
             'labeller': name,
             'instructions': self.folder.task['instructions'],
@@ -86,12 +86,12 @@ class LabellingService:
         control = label_type.control
         is_choice = len(choice) == control.keys and control.accepts(choice)
         is_uuid = re.fullmatch('[0-9a-f]{32}', answer) is not None
-        if not (is_uuid and seconds >= 0 and (is_choice or reason in REASONS)):  # NaN fails
+        if not (is_uuid and seconds >= 0 and (is_choice or reason in REASONS)):  # NaN >= 0 is False
             raise HTTPException(400, 'There is no such answer.')
         with self._lock:
             id, since = self.assignments.held.get(name, ('', 0.0))
             sent = self.folder.given.get(answer)
-            if sent is None or sent.labeller != name:  # else the page has sent it again
+            if sent is None or sent.labeller != name:  # the page may send an answer twice
                 if self._token(id) != question:
                     raise HTTPException(409, 'That question does not wait for you any more.')
                 asked = self.folder.questions[id]
@@ -136,7 +136,7 @@ class LabellingService:
         }
 
     def _token(self, question: str) -> str:
-        """Return the name of a question in the browser: a digest of its id, with the key."""
+        """Return the name of a question in the browser: a keyed digest of its id."""
         return hmac.digest(self._key, question.encode(), 'sha256').hex()
 
 

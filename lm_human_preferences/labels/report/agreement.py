@@ -10,8 +10,8 @@ from lm_human_preferences.label_types import LabelType, Value
 from lm_human_preferences.utils import student
 
 NORMAL_95 = 1.959963984540054  # a standard normal lies within +- this with probability 0.95
-# Weight of imagined questions whose labellers all agree. With them, intervals have the coverage
-# that they promise from 10 questions on, see benchmarks/interval_coverage.py.
+# Weight of imagined questions whose labellers all agree.
+# They give intervals from 10 questions on the right coverage, see benchmarks/interval_coverage.py.
 IMAGINED = 0.25
 LEAST_EXPECTED = 5  # a chi-square test with fewer expected answers in a cell is too inexact
 
@@ -34,11 +34,11 @@ def krippendorff_alpha(answers: Sequence[Sequence[Value]], label_type: LabelType
             inside = sum(len(unit) * np.var(unit, ddof=1) for unit in units) / max(len(pooled), 1)
             overall = pooled.var(ddof=1) if units else 0.0
             return float(1 - inside / overall) if overall > 0 else math.nan
-    names = [[repr(value) for value in unit] for unit in units]  # a value may be a list
+    names = [[repr(value) for value in unit] for unit in units]  # lists are not hashable
     domain = sorted(set(itertools.chain(*names)))
     if len(domain) < 2:
         return math.nan
-    import krippendorff  # not above, as only reports need it
+    import krippendorff  # imported here, as only reports need it
 
     counts = [[unit.count(name) for name in domain] for unit in names]
     return float(krippendorff.alpha(value_counts=counts, level_of_measurement='nominal'))
@@ -55,7 +55,7 @@ def clustered_interval(successes: Sequence[float], answers: Sequence[int]) -> tu
 
 
 def effective_answers(successes: Sequence[float], answers: Sequence[int]) -> float:
-    """Return the number of independent answers that would tell as much as clustered ones.
+    """Return the number of independent answers that are worth as much as these clustered answers.
 
     It is 0 if a query has several answers and there are too few queries: they count as
     (sum of answers)^2 / (sum of answers^2) queries with equally many answers. Else it is their

@@ -15,11 +15,11 @@ from lm_human_preferences.labels.report import agreement
 
 Policy = tuple[str, str]  # (path, digest of the weights)
 Said = dict[str, dict[str, Value]]  # {question: {labeller: answer}}, without skips
-Facts = Mapping[str, Any]  # report, or an entry of it
+Facts = Mapping[str, Any]  # the report, or a part of it
 
-NOTHING = '-'  # in an empty cell of a table
-MOST_DISAGREEMENTS = 20  # most disagreements that are shown
-PARTS = {  # {split of the labels in evaluation.reward_on_labels: its name here}
+NOTHING = '-'  # text of an empty cell in a table
+MOST_DISAGREEMENTS = 20  # maximum number of disagreements to show
+PARTS = {  # {split of the labels in evaluation.reward_on_labels: its name in the report}
     'held_out': 'held out of its training',
     'trained_on': 'others',
     'comparisons': 'comparisons of policies',
@@ -36,7 +36,7 @@ def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]
         given = {each.labeller: each.value for each in answers if each.value is not None}
         answered += bool(given)
         retired += question.is_retired(folder.answers_to(question))
-        if question.kind == GOLD:  # so easy that agreement says nothing
+        if question.kind == GOLD:  # gold questions are too easy to measure agreement
             continue
         named = [name for name in given if not is_unnamed(name)]
         of_named[question.id] = {name: given[name] for name in named}
@@ -72,7 +72,7 @@ def _agreement(folder: LabelFolder, said: Said) -> dict[str, Any]:
     if not label_type.is_numeric and total:
         raw = sum(equal.values()) / total
         low, high = _interval(folder, equal, pairs)
-        # Agreement of two labellers who guess, with one more answer if ties are allowed.
+        # Chance that two guessing labellers agree; a tie is one more possible answer.
         chance = 1 / (len(label_type.samples) + 1) if label_type.ties else label_type.chance
     found = {'raw': raw, 'low': low, 'high': high, 'chance': chance}
     known = alpha if math.isfinite(alpha) else None
@@ -99,7 +99,7 @@ def _interval(
 
 
 def _labeller(folder: LabelFolder, name: str, said: Said) -> dict[str, Any]:
-    """Return the row of a labeller, {heading: fact or None}."""
+    """Return a labeller's row of the table: {heading: value or None}."""
     label_type, last = folder.label_type, [*folder.logs[name].last.values()]
     kind = 'people'
     if any(answer.is_simulated for answer in last):
@@ -113,7 +113,7 @@ def _labeller(folder: LabelFolder, name: str, said: Said) -> dict[str, Any]:
     for answer in own:
         best, right = label_type.preferred(answer.value), folder.questions[answer.question].gold
         if best is not None and not answer.is_imported:
-            positions[answer.order.index(best)] += 1  # place on the screen
+            positions[answer.order.index(best)] += 1  # position on the screen
         if right is not None:
             gold.append(label_type.matches(answer.value, right))
     for given in said.values():

@@ -1,4 +1,4 @@
-"""Import of labels as texts into a folder of labels."""
+"""Import of text labels into a folder of labels."""
 
 import contextlib
 import dataclasses
@@ -16,7 +16,7 @@ from lm_human_preferences.labels.texts.records import TextLabel, Tokens
 
 
 def as_asked(labels: Sequence[TextLabel], folder: LabelFolder) -> list[TextLabel]:
-    """Return labels with their samples in the order in which the question was first asked.
+    """Return `labels` with samples in the order in which each question was first asked.
 
     UserError for an answer that is not on the folder's scale.
     """
@@ -107,7 +107,7 @@ def add_labels(labels: Sequence[TextLabel], writer: QuestionWriter, labeller: st
     given, repeated = _answers(labels, folder, labeller)
     with contextlib.ExitStack() as stack:
         writers = {}
-        # New labellers come last, so that no file is made for them if somebody is at work.
+        # New labellers come last: they get no file if an existing labeller's file is in use.
         for name in sorted(given, key=lambda name: name not in folder.logs):
             writers[name] = stack.enter_context(Labeller(folder, name))
         added = add_questions(labels, writer, UNNAMED)
@@ -134,7 +134,7 @@ def _answers(
 
     Unnamed answers to one question count as those of different people; repeated rows count once.
     """
-    unnamed: dict[str, list[tuple[Any, ...]]] = {}  # {question: (answer, whether all are bad, id)}
+    unnamed: dict[str, list[tuple[Any, ...]]] = {}  # {question: [(answer, is_bad, id of label)]}
     repeated = 0
     now = folder.time_of_next_answer()
     given: dict[str, dict[str, Answer]] = {}
@@ -156,7 +156,7 @@ def _answers(
             value=label.answer,
             order=tuple(range(len(label.samples))),  # the stored order, as nothing was shown here
             seconds=0.0,
-            # Keeps the order of the file: a training takes the oldest labels.
+            # Times keep the order of the file, as a training takes the oldest labels.
             time=now + 1e-6 * number,
             is_bad=label.is_bad,
             is_imported=True,
@@ -167,7 +167,7 @@ def _answers(
 
 
 def _add_answers(labeller: Labeller, given: dict[str, Answer]) -> list[str]:
-    """Add those of `given` that are new for a labeller; return lines on what was done."""
+    """Add the `given` answers that are new for a labeller; return lines that say what was done."""
     new, left_out = [], 0
     for question, answer in given.items():
         before = labeller.log.last.get(question)

@@ -40,7 +40,7 @@ def preference(record: Mapping[str, Any], where: str) -> tuple[str, tuple[str, s
     shared = _common_length(_comparable(chosen[:-1]), _comparable(rejected[:-1]))
     for dialogue in (chosen, rejected):
         if len(dialogue) > 1 and dialogue[shared]['role'] == USER:
-            raise UnusableError(f'{where}: both dialogues differ first in a turn of the user')
+            raise UnusableError(f'{where}: the dialogues answer different turns of the user')
         if len(dialogue) > 1 and dialogue[-1]['role'] == USER:
             raise UserError(f'{where}: a dialogue ends with a turn of the user, which is no answer')
     query = _query(record, chosen[:shared], where)
@@ -59,17 +59,17 @@ def _is_transcript(text: str) -> bool:
 def _split_transcripts(
     record: Mapping[str, Any], chosen: str, rejected: str, where: str
 ) -> tuple[str, tuple[str, str]]:
-    """Return (query, responses), which begin with the first assistant turn that differs."""
+    """Return (query, responses); responses begin with the first assistant turn that differs."""
     field = messages.query_field(record, where)
     if field is not None and not messages.is_empty(record[field]):
         raise UserError(
-            f"{where}: 'chosen' and 'rejected' are whole transcripts, which hold the query, beside"
-            f' the field {field!r}: leave that out, or all of them but the answers'
+            f"{where}: 'chosen' and 'rejected' are whole transcripts, which hold the query: remove"
+            f' the field {field!r}, or all of the transcripts but the answers'
         )
     same = chosen[: _common_length(chosen, rejected)]
     turn = same.rfind(ASSISTANT)
     if turn <= same.rfind(HUMAN):
-        raise UnusableError(f'{where}: both transcripts differ first in a turn of the human')
+        raise UnusableError(f'{where}: the transcripts answer different turns of the human')
     end = turn + len(ASSISTANT)
     return messages.after_system(record, chosen[:end], where), (chosen[end:], rejected[end:])
 
@@ -83,12 +83,12 @@ def _query(record: Mapping[str, Any], shared: list[Message], where: str) -> str:
         if not shared:
             return messages.after_system(record, text, where)
         prompt = [{'role': USER, 'content': text}]
-    # The longer list may have more messages at its beginning, such as one of the system.
+    # The longer list may begin with additional messages, such as a system message.
     fewer, query = sorted((shared, prompt or []), key=len)
     if _comparable(query[len(query) - len(fewer) :]) != _comparable(fewer):
         raise UserError(
-            f'{where}: both dialogues begin with another query than the field {field!r}: leave that'
-            ' out, or all of them but the answers'
+            f'{where}: both dialogues begin with another query than the field {field!r}: remove'
+            ' this field, or all of the dialogues but the answers'
         )
     system = messages.system_message(record, where)
     if _comparable(query[: len(system)]) != _comparable(system):
@@ -103,5 +103,5 @@ def _common_length(first: Sequence[Any], second: Sequence[Any]) -> int:
 
 
 def _comparable(dialogue: Sequence[Message]) -> list[tuple[str, str]]:
-    """Return [(role, content without white space around it)], by which messages are compared."""
+    """Return [(role, stripped content)] of the messages, for comparing dialogues."""
     return [(message['role'], message['content'].strip()) for message in dialogue]

@@ -56,7 +56,7 @@ class TextLabel:
 
 
 def read(path: str) -> list[tuple[str, dict[str, Any]]]:
-    """Read JSON lines, a JSON array or a table: return [(place for messages, record)].
+    """Read JSON lines, a JSON array or a table; return [(place for messages, record)].
 
     path: '-' stands for standard input.
     """
@@ -98,7 +98,7 @@ def parse(
                 f' {label_type.name}'
             )
         query, pair = preference(record, where)
-        # In a fixed random order, as otherwise the first sample would always be the best.
+        # Samples get a random but fixed order; otherwise the first would always be the best.
         best = hashlib.sha256(repr((query, pair)).encode()).digest()[0] % 2
         return TextLabel(query, pair[::-1] if best else pair, best, is_pair=True, **about)
     if record.keys().isdisjoint(TEXT_FIELDS):
@@ -112,7 +112,7 @@ def parse(
     query = after_system(record, text_field(record, name, where), where)
     samples = tuple(text_field(record, name, where) for name in label_type.samples)
     answer = _answer(record, where, label_type, needs_answer)
-    is_bad = answer == TIE and str(record.get(BAD)).lower() == 'true'  # a table has texts
+    is_bad = answer == TIE and str(record.get(BAD)).lower() == 'true'  # tables hold texts only
     return TextLabel(query, samples, answer, is_bad=is_bad, **about)
 
 
@@ -132,11 +132,11 @@ def _answer(
     given = value = record.get(field, '')
     if messages.is_empty(given) and not is_needed:
         return None
-    if messages.is_empty(given) and field in record:  # such as the cell of a table
+    if messages.is_empty(given) and field in record:  # such as an empty cell of a table
         raise UnusableError(f'{where} has no answer')
     with contextlib.suppress(ValueError):
         if isinstance(given, str):
-            value = float(given)  # a table has texts
+            value = float(given)  # tables hold texts only
     answer = label_type.read(value)
     if answer is None:
         fix = '; for ties, give --ties on' if given == TIE and label_type.can_tie else ''
@@ -153,7 +153,7 @@ def _labeller(value: Any) -> str | None:
     """
     if messages.is_empty(value):
         return None
-    name = re.sub(r'^(\d+)\.0$', r'\1', str(value).strip())  # tables write numbers so
+    name = re.sub(r'^(\d+)\.0$', r'\1', str(value).strip())  # tables may write 1 as 1.0
     if LABELLER.fullmatch(name):
         return name
     digest = hashlib.sha256(name.encode(errors='replace')).hexdigest()

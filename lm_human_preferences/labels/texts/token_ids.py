@@ -14,7 +14,7 @@ TOKENS, TEXT, PREFERENCES = 'tokens', 'text', 'preferences'  # values of --expor
 
 
 def encoding_of(objects: Sequence[dict[str, Any]], encoding: Encoding, source: str) -> Encoding:
-    """Return the encoding of the token ids in labels; UserError if it is unknown, or several."""
+    """Return the encoding of the token ids in labels; UserError if unknown, or if they differ."""
     is_of_gpt2 = tokenisers.unnamed_ids_are_of_gpt2(encoding)
     unnamed = encodings.Main.name if is_of_gpt2 else encoding.name
     names = {str(label.get(FIELD, unnamed)) for label in objects}
@@ -28,7 +28,7 @@ def encoding_of(objects: Sequence[dict[str, Any]], encoding: Encoding, source: s
 
 
 def are_ids(value: Any, encoding: Encoding) -> bool:
-    """Return whether a JSON value is a list of token ids of an encoding, perhaps with padding."""
+    """Return whether a JSON value is a list of an encoding's token ids, perhaps with padding."""
     if not isinstance(value, list) or not all(type(each) is int for each in value):
         return False
     real = encoding.get_encoder().without_padding(value)
@@ -47,7 +47,7 @@ def check_ids(value: Any, encoding: Encoding, where: str) -> None:
 def as_texts(
     label: dict[str, Any], label_type: LabelType, encoding: Encoding, where: str
 ) -> dict[str, Any]:
-    """Return a label with texts in place of its token ids; UserError if these are not valid."""
+    """Return a label with its token ids decoded to texts; UserError if the ids are not valid."""
     texts = {}
     for field in ('query', *label_type.samples):
         check_ids(label.get(field), encoding, f'{where}, field {field!r}')

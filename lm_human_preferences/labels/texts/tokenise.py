@@ -27,7 +27,7 @@ NOTES = {
 
 
 class Skipped(Exception):
-    """Signal: a label is left out; `counts` includes it already."""
+    """Exception: a label is left out, and Tokeniser.counts includes it already."""
 
 
 class Tokeniser:
