@@ -74,6 +74,7 @@ def main() -> None:
     parser.add_argument('--seed', default='1')
     parser.add_argument('--target', default='3.5', help='KL')
     parser.add_argument('--episodes', default='1920')
+    parser.add_argument('--precision', default='fp32', help='of the training of the policy')
     parser.add_argument('--samples', default='64', help='of each model to each request')
     parser.add_argument('--requests', default='64', help='to which the best of 4 is sampled')
     args = parser.parse_args()
@@ -92,8 +93,9 @@ def main() -> None:
     choice = ['--judge', head, '--best_of', '16']
     run('sample.py', 'sample', '--model', args.model, *dataset, *choice)
     words = ['--rewards.trained_model', head, '--save_dir', str(folder), '--run.seed', seed]
-    words += ['--rewards.kl_coef', '0.2', '--rewards.adaptive_kl.target', args.target]
-    words += ['--rewards.adaptive_kl.horizon', '200', '--ppo.total_episodes', args.episodes]
+    words += ['--rewards.kl_coef', '0.25', '--rewards.adaptive_kl.target', args.target]
+    words += ['--rewards.adaptive_kl.horizon', '600', '--ppo.total_episodes', args.episodes]
+    words += ['--run.precision', args.precision, '--run.save_interval', '5']
     run('launch.py', 'train_policy', 'chat', 'policy', *task, *words)
     judged = ['--judge', args.person, '--samples', args.samples, '--output_dir', str(folder)]
     run('launch.py', 'evaluate', policy, *judged)

@@ -57,6 +57,15 @@ def test_an_evening(tmp_path, monkeypatch, capsys):
     kls = [float(rows[name][0]) for name in rows if name.startswith('best of')]
     assert 0 < kls[0] < kls[1] < 1.84 and kls[2] < float(rows['policy'][0]) + 2
 
+    best_of_16 = importlib.import_module('real.best_of_16')
+    words = [tmp_path / 'out/head', '--person', f'{tmp_path}/low.py:score']
+    words += ['--sizes', 4, 8, '--draws=2', '--samples=32']
+    monkeypatch.setattr(sys, 'argv', ['best_of_16.py', *map(str, words)])
+    best_of_16.main()
+    fewer, all_labels = (line.split() for line in capsys.readouterr().out.splitlines()[-2:])
+    assert fewer[0] == '4' and all_labels[0] == '8' and all_labels[3] == '-'
+    assert float(fewer[1]) == pytest.approx(1.83, abs=0.2), fewer
+
 
 @pytest.fixture
 def own_environment():
