@@ -1,19 +1,16 @@
-"""`./launch.py ask` and `labels`, folders as source of labels, commands of docs/labelling.md."""
+"""`./launch.py ask` and `labels`, folders as source of labels."""
 
 import itertools
 import json
 import re
-import shlex
-from pathlib import Path
 
 import pytest
 import torch
 from command_line import caught_jobs, error_of, invoke, succeed
-from label_folders import HEADER, TASK, make_folder, random_questions
-from sample_files import label_hparams, write_lines
+from label_folders import HEADER, TASK, make_folder, random_questions, say
+from sample_files import label_hparams
 
 import launch
-import sample
 from lm_human_preferences.commands import ask as asking
 from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.errors import UserError
@@ -21,15 +18,12 @@ from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.hparams.reward_options import LabelHParams
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder, QuestionWriter
-from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.report.agreement import wilson_interval
 from lm_human_preferences.labels.report.label_report import report
 from lm_human_preferences.language import encodings
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.rewards import TrainedRewardModel
 from lm_human_preferences.runs import run_settings
-
-ROOT = Path(__file__).parents[2]
 
 
 def ask(path, options='', experiment='test'):
@@ -41,8 +35,7 @@ def command_to_train(path, labels):
 
 
 def questions_of(path):
-    folder = LabelFolder(str(path))
-    return list(folder.questions.values()), folder
+    return list(LabelFolder(str(path)).questions.values())
 
 
 def test_a_chat_shows_four_answers_to_choose_from(tmp_path, monkeypatch):
@@ -68,7 +61,7 @@ def test_more_questions_go_on_in_the_data_set_and_none_comes_twice(tmp_path):
     (tmp_path / 'texts.test.jsonl').write_text('"xyz"')
     for _ in range(3):
         ask(tmp_path / 'f', f'--count 4 --batch_size 3 --task.query_dataset {texts}')
-    questions, folder = questions_of(tmp_path / 'f')
+    questions = questions_of(tmp_path / 'f')
     queries = {tuple(question.tokens()['query']) for question in questions}
     assert len(questions) == 12 and queries == {(letter,) * 3 for letter in range(12)}
     assert [question.texts_read for question in questions] == list(range(1, 13))
@@ -90,7 +83,7 @@ def test_queries_to_be_learned_from_are_of_the_training_part(tmp_path, monkeypat
     for more, text, part in (('', 'abc', 'training'), ('--against run', 'xyz', 'test')):
         printed = ask(tmp_path / part, f'{options} {more}')
         assert f', the {part} part: 1 of 1 texts are used' in printed
-        questions, _ = questions_of(tmp_path / part)
+        questions = questions_of(tmp_path / part)
         queries = {tuple(question.tokens()['query']) for question in questions}
         assert queries == {tuple(encodings.Test.get_encoder().encode(text))}
 
@@ -112,7 +105,7 @@ def test_the_share_holds_over_all_calls(tmp_path):
         ask(tmp_path / 'f', f'--count 4 {options}')
         if call == 2:
             ask(tmp_path / 'f', f'--labels.type best_of_2 --gold {tmp_path}/gold.jsonl')
-    wanted = [question.labellers for question in questions_of(tmp_path / 'f')[0]]
+    wanted = [question.labellers for question in questions_of(tmp_path / 'f')]
     assert (wanted.count(3), wanted.count(1), wanted.count(EVERYBODY)) == (4, 16, 1)
 
 
@@ -145,23 +138,14 @@ def test_mistakes_of_ask_are_one_line(tmp_path):
     assert 'is not empty, and no folder of labels' in error(f'test {tmp_path}')
 
 
-def answer(path, name, values):
-    folder = LabelFolder(str(path))
-    questions = list(folder.questions.values())
-    with Labeller(folder, name) as labeller:
-        for number, value in values.items():
-            reason = 'cannot tell' if value is None else None
-            labeller.answer(questions[number], value, 0.5 + number, reason=reason)
-
-
 @pytest.fixture
 def answered(tmp_path):
     """Four questions for several; anna, bob and carl agree in 3 of 5 pairs."""
     path = tmp_path / 'f'
     make_folder(path, 4, labellers=3)
-    answer(path, 'anna', {0: 1, 1: 2, 2: 0, 3: None})
-    answer(path, 'bob', {0: 1, 1: 2, 2: 3, 3: None})
-    answer(path, 'carl', {0: 1})
+    say(path, 'anna', 1, 2, 0, None)
+    say(path, 'bob', 1, 2, 3, None)
+    say(path, 'carl', 1)
     return path
 
 
@@ -202,7 +186,7 @@ def test_report_by_hand(answered, tmp_path):
 def test_gold_questions_are_no_part_of_the_agreement_and_measure_no_reward_model(answered, run):
     make_folder(answered, 3, seed=9, kind='gold', labellers=EVERYBODY, gold=2)
     for name in ('anna', 'bob', 'carl'):
-        answer(answered, name, dict.fromkeys(range(4, 7), 2))
+        say(answered, name, *[...] * 4, 2, 2, 2)
     with_gold = LabelFolder(str(answered))
     assert reward_on_labels.report(with_gold, str(run))['trained_on']['labels'] == 7
     found = report(with_gold)
@@ -242,7 +226,7 @@ def test_what_a_reward_model_has_learned_is_no_test_of_it(answered, run, tmp_pat
 
 def test_a_reward_model_whose_context_is_too_small_is_named(tmp_path, run):
     folder = make_folder(tmp_path / 'f', task={'task': {**TASK['task'], 'query_length': 8}})
-    answer(tmp_path / 'f', 'anna', {0: 1})
+    say(tmp_path / 'f', 'anna', 1)
     with pytest.raises(UserError, match=rf"^--reward {run}: \d+ tokens are more than the model's"):
         reward_on_labels.report(LabelFolder(folder.path), str(run))
 
@@ -250,7 +234,7 @@ def test_a_reward_model_whose_context_is_too_small_is_named(tmp_path, run):
 def test_win_rate(tmp_path):
     path = tmp_path / 'f'
     make_folder(path, 10, kind='validation', policies=['initial', 'initial', 'run', 'run'])
-    answer(path, 'anna', {number: [0, 1, 2, 3, 3, 2, 2, 3, 2, 3][number] for number in range(10)})
+    say(path, 'anna', 0, 1, 2, 3, 3, 2, 2, 3, 2, 3)
     report, printed = report_of(path, tmp_path)
     (comparison,) = report['comparisons']
     assert (comparison['policy'], comparison['against']) == ('initial', 'run')
@@ -271,7 +255,7 @@ def test_answers_about_one_query_are_together(tmp_path):
         tokens['query'] = [number // 10] * 3
     with QuestionWriter(str(path), task, encodings.Test) as writer:
         writer.add(asked, [header] * 100)
-    answer(path, 'anna', {number: int(number < 70) for number in range(100)})
+    say(path, 'anna', *[1] * 70, *[0] * 30)
     (comparison,) = report_of(path, tmp_path)[0]['comparisons']
     ends = comparison['low'], comparison['high']
     assert ends == pytest.approx(wilson_interval(7, 10), abs=0.01)
@@ -284,7 +268,7 @@ def test_the_best_of_several_answers_is_compared_with_one(tmp_path):
     )
     options = '--count 20 --labels.type best_of_2 --against initial --batch_size 20'
     ask(tmp_path / 'f', f'{options} --best_of 16 --judge {tmp_path}/a.py:score')
-    questions, folder = questions_of(tmp_path / 'f')
+    questions = questions_of(tmp_path / 'f')
     best = f'best of 16 of initial by {tmp_path}/a.py:score'
     assert all(question.policies == [best, 'initial'] for question in questions)
     letter = encodings.Test.get_encoder().encode('a')[0]
@@ -308,13 +292,13 @@ def test_a_policy_is_its_resolved_path_and_its_weights(tmp_path, monkeypatch):
     for number, path in enumerate(['p1', 'p1/', '../save/p1', f'{tmp_path}/save/p1']):
         ask('f', f'{options} --seed {number} --against {path}')
     run = f'{tmp_path}/save/p1'
-    questions, _ = questions_of('f')
+    questions = questions_of('f')
     assert all(question.policies == ['initial', run] for question in questions)
     seeds['run'] = 2  # trained again with --overwrite
     ask('f', f'{options} --against p1')
-    answer('f', 'anna', {number: int(number < 16) for number in range(20)})
+    say('f', 'anna', *[1] * 16, *[0] * 4)
     report, _ = report_of('f', tmp_path)
-    digests = list(dict.fromkeys(question.weights[1] for question in questions_of('f')[0]))
+    digests = list(dict.fromkeys(question.weights[1] for question in questions_of('f')))
     keys = ('policy', 'against', 'wins_of_against', 'n')
     rows = [tuple(row[key] for key in keys) for row in report['comparisons']]
     names = [f'{run} (weights {digest[:8]})' for digest in digests]
@@ -331,56 +315,3 @@ def test_training_takes_from_a_folder_what_is_exported_from_it(answered, tmp_pat
     for field, values in from_file.items():
         assert values.tolist() == from_folder[field].tolist()
     assert from_file['best'].tolist() == [1, 2, 0]
-
-
-FILES = {  # that the page's commands read
-    'questions.jsonl': {'query': 'the film was', 'sample0': 'good', 'sample1': 'dull'},
-    'gold.jsonl': {'query': 'the plot was', 'sample0': 'bad', 'sample1': 'great', 'best': 1},
-    'texts.jsonl': {'query': 'the film was', 'response': 'very good'},
-}
-PAIRS = [
-    {'prompt': f'the {what} was', 'chosen': f'{good} {when}', 'rejected': f'{bad} {when}'}
-    for what in ('film', 'plot', 'story', 'cast', 'music', 'script')
-    for good, bad in (('good', 'bad'), ('great', 'dull'), ('funny', 'silly'))
-    for when in ('today', 'throughout', 'indeed')
-]
-
-
-@pytest.mark.slow
-def test_every_command_of_the_page_works(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name, record in FILES.items():
-        write_lines(Path(name), [record])
-    write_lines(Path('pairs.jsonl'), PAIRS)
-    page = (ROOT / 'docs/labelling.md').read_text(encoding='utf-8')
-    lines = re.findall(r'^    pipenv run ./(launch|sample).py (.*)$', page, re.MULTILINE)
-    printed = {}
-    for program, line in lines:
-        if '--web' in line:  # test_label_page.py serves these
-            continue
-        argv = shlex.split(line.replace('/tmp/save', f'{tmp_path}/save'))
-        if argv[0] == 'label' and '--simulate.error' not in argv:
-            argv += ['--simulate', 'on']
-        if argv[0] in ('train_reward', 'train_policy'):
-            argv += ['--save_dir', f'{tmp_path}/save/{argv[0]}']
-        if argv[0] == 'train_reward':
-            argv += ['--normalize_samples', '64']
-        if argv[0] == 'train_policy':
-            argv += ['--ppo.total_episodes', '128', '--run.evaluate', 'false']
-            argv += ['--rewards.train_new_model.normalize_samples', '64']
-            assert argv[argv.index('--rewards.train_new_model.epochs') + 1] == '16'
-            argv += ['--rewards.train_new_model.epochs', '1']
-        result = succeed(argv, launch.cli if program == 'launch' else sample.cli)
-        printed.setdefault(argv[0], []).append(result.stdout)
-    assert printed['label'][0] == 'anna (simulated) has given 200 answers\n'
-    questions, _ = questions_of(tmp_path / 'my-labels')
-    assert len(questions) == 200 + 100 + 50
-    first, second = (f'{tmp_path}/save/train_policy/{name}-taste' for name in ('first', 'second'))
-    assert [question.policies for question in questions[200:]] == [
-        *[[first] * 4] * 100,
-        *[[first, first, second, second]] * 50,
-    ]
-    assert len(json.loads(Path('my-labels.json').read_text())) > 200
-    assert json.loads(Path('report.json').read_text())['reward']
-    assert len(LabelFolder('my-pairs').questions) == 2 + len(PAIRS)
-    assert list(json.loads(printed['score'][0])) == ['score']

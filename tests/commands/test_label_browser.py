@@ -7,7 +7,7 @@ import signal
 import pytest
 from browser import Window, needs_chromium, webdriver
 from label_folders import make_folder
-from label_page import answers_of, served, write_texts, written
+from label_page import answers_of, places, served, write_texts, written
 from page_client import Server
 from page_looks import focused, sticking_out, unnamed, unreachable, weak_texts
 
@@ -50,11 +50,6 @@ def shown(window, path, texts=TEXTS, label_type='best_of_4', **options):
         window.begin(page.links['anna'])
         yield page
         window.driver.get('about:blank')
-
-
-def places(path, name='anna'):
-    """Return where each chosen sample stood on the screen."""
-    return [answer.order.index(answer.value) for answer in answers_of(path, name)]
 
 
 def test_keys_clicks_and_taps_record_the_sample_that_is_shown_there(window, path):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from command_line import error_of, invoke
 from label_folders import TASK, make_folder
-from label_page import press
+from label_page import answers_of, places, press
 
 from lm_human_preferences.commands import answer_questions as label_command
 from lm_human_preferences.labels.answers import REASONS
@@ -26,14 +26,6 @@ def path(tmp_path):
     return tmp_path / 'f'
 
 
-def log_of(path):
-    return LabelFolder(str(path)).logs['anna']
-
-
-def places(path):
-    return [answer.order.index(answer.value) for answer in log_of(path).kept.values()]
-
-
 def test_a_key_chooses_the_sample_that_is_shown_there(path):
     make_folder(path, 8)
     printed = press(path, '12341234')
@@ -42,7 +34,7 @@ def test_a_key_chooses_the_sample_that_is_shown_there(path):
     folder = LabelFolder(str(path))
     shown = re.findall(r'^([1-4])  (\w{4})$', printed, re.MULTILINE)
     letters = 'abcdefghijklmnopqrstuvwxyz.'
-    for index, answer in enumerate(log_of(path).kept.values()):
+    for index, answer in enumerate(answers_of(path)):
         screen = dict(shown[4 * index : 4 * index + 4])
         tokens = folder.questions[answer.question].tokens()[f'sample{answer.value}']
         assert screen[str(index % 4 + 1)] == ''.join(letters[token] for token in tokens)
@@ -75,7 +67,7 @@ def test_questions_that_come_while_nothing_is_left_are_asked(path, monkeypatch):
 def test_skip_has_a_reason(path):
     make_folder(path, len(REASONS) + 1)
     press(path, ''.join(f's{key}' for key in range(1, len(REASONS) + 1)) + 'sx3')
-    *skipped, answered = log_of(path).kept.values()
+    *skipped, answered = answers_of(path)
     assert [answer.reason for answer in skipped] == list(REASONS)
     assert answered.order.index(answered.value) == 2  # digits choose again
 

@@ -3,8 +3,6 @@
 import contextlib
 import http.client
 import json
-import re
-import shlex
 import shutil
 import time
 import types
@@ -12,8 +10,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from command_line import caught_jobs, error_of, hparams_of, invoke, succeed, told
-from documentation import page
+from command_line import caught_jobs, error_of, invoke, succeed, told
 from events import events_of
 from interrupted import assert_same
 from launched import Launch, eventually, needs_mpi
@@ -29,19 +26,14 @@ from online_runs import (
     train,
 )
 from page_client import Client
-from run_folders import change_settings
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.hparams.online_options import OnlineHParams
 from lm_human_preferences.labels.folder import LabelFolder
-from lm_human_preferences.labels.held_out import split
-from lm_human_preferences.labels.label_files import tensors_of
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.simulated import score_small_tokens, simulate, simulated_answer
-from lm_human_preferences.language import encodings
 from lm_human_preferences.online import collection
 
 PEOPLE = {
@@ -82,21 +74,6 @@ def test_reward_models_are_trained_at_the_computed_steps(live):
     assert all(question['policies'] == ['policy'] * 4 for question in questions)
     episodes = [question['episode'] for question in questions]
     assert episodes == sorted(episodes)
-
-
-def test_labels_held_out_while_it_trained_are_told_from_the_others(live, tmp_path):
-    """`labels --reward RUN/policy`: a record with `held_out` makes the parts that training has."""
-    shutil.copytree(live, tmp_path / 'run')
-    change_settings(tmp_path / 'run', rewards__train_new_model__labels__held_out=0.3)
-    folder = LabelFolder(str(tmp_path / 'run/labels'))
-    settings = online_hparams(live, rewards__train_new_model__labels__held_out=0.3)
-    new_model = settings.rewards.train_new_model
-    labels = tensors_of(folder, collection.collected(folder))
-    learned, held_out, _ = split(labels, new_model, encodings.Test.get_encoder())
-    found = reward_on_labels.report(folder, str(tmp_path / 'run/policy'))
-    assert found['held_out_share'] == 0.3
-    assert 20 < found['held_out']['labels'] == len(held_out['query'])
-    assert found['trained_on']['labels'] == len(learned['query'])
 
 
 # Five steps; the reward model is trained before the first, the second and the fourth.
@@ -345,23 +322,3 @@ def test_what_people_have_answered_is_not_overwritten(live, tmp_path, monkeypatc
     started = caught_jobs(monkeypatch)
     assert invoke(words).exit_code == 0 and started
     assert not (directory / 'labels/questions.jsonl').exists()
-
-
-@pytest.mark.slow
-def test_the_commands_of_the_page_with_small_numbers(tmp_path, monkeypatch):
-    lines = re.findall(r'^    pipenv run \./launch\.py (.*)$', page('docs/online.md'), re.MULTILINE)
-    commands = {line.split()[1]: shlex.split(line) for line in lines}
-    assert set(commands) == {'sentiment', 'mock_sentiment', '/tmp/save/train_policy/mine/labels'}
-    words = [*commands['mock_sentiment'], f'--save_dir={tmp_path}', '--ppo.total_episodes=128']
-    words += ['--rewards.online.labels=64', '--rewards.online.retrainings=0']
-    words += ['--rewards.train_new_model.normalize_samples=64']
-    result = succeed([*words, '--run.evaluate=false'])
-    assert 'reward model 1 of 1, before step 1: 32 labels' in result.output
-    _, _, *labeller = commands['/tmp/save/train_policy/mine/labels']
-    folder = str(tmp_path / 'online/labels')
-    result = invoke(['label', folder, *labeller, '--simulate', 'on'])
-    assert result.exit_code == 0 and 'anna (simulated) has given 0 answers' in result.output
-    started = caught_jobs(monkeypatch)
-    succeed([*commands['sentiment'], f'--save_dir={tmp_path}'])
-    hparams = hparams_of(started)
-    assert (hparams.rewards.online.labels, hparams.run.serve.labellers) == (5000, 'me')

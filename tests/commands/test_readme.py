@@ -140,7 +140,7 @@ def test_trainings_are_understood(commands, monkeypatch):
     lines, ranks = of_program(commands, './launch.py'), r'\b(?:mpiexec|mpirun|srun|torchrun)'
     for line in re.findall(rf'^    .*{ranks} .*\./launch\.py .*$', '\n'.join(PAGES.values()), re.M):
         lines.append(shlex.split(line.partition('./launch.py ')[2]))
-    # A dry run reads its model: test_models_page.py.
+    # A dry run reads its model: test_guides.py.
     trainings = [args for args in lines if args[0] in TRAININGS and '--dry_run' not in args]
     assert {tuple(args[:2]) for args in trainings} >= {
         ('train_policy', 'mock_sentiment'),

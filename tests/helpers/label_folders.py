@@ -45,8 +45,19 @@ def make_folder(path, count=3, *, task=None, seed=0, samples=4, tokens=26, **hea
         return writer.folder
 
 
+def say(path, name, *values, **more):
+    """Answer the questions of a folder in their order; None: a skip, ...: no answer."""
+    folder = LabelFolder(str(path))
+    with Labeller(folder, name) as labeller:
+        for number, (question, value) in enumerate(zip(folder.questions.values(), values)):
+            if value is not ...:
+                reason = 'cannot tell' if value is None else None
+                labeller.answer(question, value, 0.5 + number, reason=reason, **more)
+
+
 def answer_all(path, name, value=0):
-    """Answer all questions of a folder alike."""
+    """Answer all questions of a folder alike; return their number."""
     with Labeller(LabelFolder(str(path)), name) as labeller:
         while question := labeller.next_question():
             labeller.answer(question, value, 1.5)
+        return labeller.done()

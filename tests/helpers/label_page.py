@@ -11,7 +11,6 @@ from page_client import Client
 import launch
 from lm_human_preferences.hparams.command_options import LabelHParams, WebHParams
 from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
-from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.page.server import LabelServer
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.encodings import Encoder, Encoding
@@ -81,8 +80,13 @@ def written(path):
     return [line for file in files for line in file.read_text().splitlines()]
 
 
-def answers_of(path, name):
+def answers_of(path, name='anna'):
     return list(LabelFolder(str(path)).logs[name].kept.values())
+
+
+def places(path, name='anna'):
+    """Return where each chosen sample stood on the screen."""
+    return [answer.order.index(answer.value) for answer in answers_of(path, name)]
 
 
 def press(path, keys, *options, name='anna'):
@@ -90,14 +94,3 @@ def press(path, keys, *options, name='anna'):
     result = CliRunner().invoke(launch.cli, argv, input=keys)
     assert result.exit_code == 0, result.output
     return result.stdout
-
-
-def say(path, name, *values):
-    """Return the answers that a labeller gives to the questions in their order; None: no answer."""
-    folder = LabelFolder(str(path))
-    with Labeller(folder, name) as labeller:
-        return [
-            labeller.answer(question, value, 2.0)
-            for question, value in zip(folder.questions.values(), values, strict=False)
-            if value is not None
-        ]

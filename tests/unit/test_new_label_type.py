@@ -10,8 +10,8 @@ import pytest
 import torch
 from command_line import error_of, invoke, succeed
 from experiments import resolved
-from label_folders import make_folder
-from label_page import answers_of, say, served
+from label_folders import make_folder, say
+from label_page import answers_of, served
 
 from lm_human_preferences import label_types, train_reward
 from lm_human_preferences.distributed.comm import Comm

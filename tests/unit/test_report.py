@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from label_folders import answer_all, make_folder
+from label_folders import answer_all, make_folder, say
 from page_rules import problems, sections_of
 from run_folders import (
     EVALUATION,
@@ -22,7 +22,6 @@ from two_runs import LABELLERS, birch, make_two_runs
 
 from lm_human_preferences import storage
 from lm_human_preferences.labels.folder import VALIDATION, LabelFolder
-from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.report import facts, page
 from lm_human_preferences.report.facts import Text, number
 from lm_human_preferences.report.run import read_run
@@ -264,11 +263,8 @@ def test_people_who_compared_it_are_its_first_judge(tmp_path):
     run = write_run(tmp_path / 'run')
     folder, policies = tmp_path / 'labels', [str(run)] * 2 + [str(tmp_path / 'other')] * 2
     make_folder(folder, 4, kind=VALIDATION, policies=policies, labellers=2)
-    for name, answers in (('anna', (3, 2, 0, 3)), ('bot', (0, 0, 0, 0))):
-        with Labeller(LabelFolder(str(folder)), name) as labeller:
-            for best in answers:
-                question = labeller.next_question()
-                labeller.answer(question, best, 1.0, is_simulated=name == 'bot')
+    say(folder, 'anna', 3, 2, 0, 3)
+    say(folder, 'bot', 0, 0, 0, 0, is_simulated=True)
     write_learned(run, source=str(folder), found=4, answers={})
     judge, *_ = facts.answer(read(run))
     assert judge == ('By people', '1 of 4', ['of the answers prefer it to', 'other'])
@@ -403,12 +399,7 @@ def test_an_evaluation_does_not_finish_a_run(tmp_path):
 def test_few_queries_have_no_interval(tmp_path):
     run, folder = write_run(tmp_path / 'run'), tmp_path / 'labels'
     make_folder(folder, 3, labellers=3)
-    for name in ('anna', 'bob', 'carl'):
-        with Labeller(LabelFolder(str(folder)), name) as labeller:
-            for _ in range(3):
-                labeller.answer(labeller.next_question(), 0, 1.0)
-    write_learned(
-        run, source=str(folder), found=3, answers=dict.fromkeys(('anna', 'bob', 'carl'), 3)
-    )
+    answers = {name: answer_all(folder, name) for name in ('anna', 'bob', 'carl')}
+    write_learned(run, source=str(folder), found=3, answers=answers)
     row = rows_of(facts.sure(read(run)))['Two labellers agree about a question']
     assert row[:2] == ('9 of 9', 'none: too few queries')
