@@ -216,14 +216,16 @@ def test_questions_of_ones_own_and_gold_ones(tmp_path):
             {'query': 'the film was', 'sample0': 'good', 'sample1': 'bad'},
             {'query': 'the plot was', 'sample0': 'good', 'sample1': 'good'},
             {'prompt': 'the plot was', 'chosen': 'good', 'rejected': 'dull'},
+            {'query': 'the film was', 'sample0': 'bad', 'sample1': 'good'},  # the first again
         ],
     )
     words = f'ask mock_sentiment {tmp_path}/f --labels.type best_of_2'
     printed = succeed(f'{words} --questions {own} --repeated 0.5 --labellers 2').stdout
     assert '2 questions added, 2 in all' in printed
     assert '1 questions whose samples are all equal were not asked' in printed
+    assert '1 questions that are there already were not asked again' in printed
     again = succeed(f'{words} --questions {own} --labels.too_long cut').stdout
-    assert '2 questions that are there already' in again
+    assert '3 questions that are there already' in again
     gold = write_lines(tmp_path / 'gold.jsonl', preferences(4))
     succeed(f'{words} --gold {gold}')
     folder = LabelFolder(str(tmp_path / 'f'))

@@ -6,12 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import succeed
-from experiments import resolved
 from ranks import on_ranks
-from sample_files import write_lines
 
-from lm_human_preferences import label_types, train_reward
+from lm_human_preferences import label_types
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
@@ -19,8 +16,6 @@ from lm_human_preferences.labels import simulated
 from lm_human_preferences.labels.held_out import parted, predict, split, subjects_of
 from lm_human_preferences.labels.report.agreement import clustered_interval
 from lm_human_preferences.language import encodings
-from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.plan.phases import reward_phase
 
 PAIRS = label_types.get('best_of_2')
 LETTERS = encodings.Test.get_encoder()
@@ -113,34 +108,6 @@ def test_split_loses_nothing():
     few = {field: values[mask] for field, values in labels.items()}
     with pytest.raises(UserError, match='--labels.held_out 0.25 leaves none of'):
         split(few, hparams(0.25), LETTERS)
-
-
-def trainer_of(settings):
-    phase = reward_phase(resolved('train_reward', 'test', settings))
-    return train_reward.build_trainer(phase, TrainedModel('test'), Comm())[0]
-
-
-def test_of_a_training_held_out_queries_are_in_no_other_label(tmp_path):
-    """In a folder of two files, whose labels are about the same queries in two forms."""
-    for name in ('text', 'messages'):
-        pairs = []
-        for number in range(200):
-            query = f'{number:03}'.translate({48 + digit: 97 + digit for digit in range(10)})
-            prompt = query if name == 'text' else [{'role': 'user', 'content': query}]
-            pair = {'chosen': f'a{name[:3]}', 'rejected': 'b'}
-            pairs.append({'prompt': prompt, **pair})
-        file = write_lines(tmp_path / f'{name}.jsonl', pairs)
-        succeed(f'import_labels test {file} {tmp_path}/f --labels.type best_of_2')
-    settings = {'labels.source': f'{tmp_path}/f', 'labels.type': 'best_of_2'}
-    settings |= {'labels.num_train': None, 'labels.held_out': 0.25}
-    trainer = trainer_of(settings)
-    learned, held_out = (
-        {tuple(query) for query in part['query'].tolist()}
-        for part in (trainer.labels, trainer.held_out)
-    )
-    assert len(trainer.labels['query']) + len(trainer.held_out['query']) == 400
-    assert len(learned) + len(held_out) == 200 and 30 < len(held_out) < 70
-    assert learned.isdisjoint(held_out)
 
 
 def rewards_are_first_tokens(queries, responses):

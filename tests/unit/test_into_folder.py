@@ -241,16 +241,6 @@ def test_nothing_is_imported_while_one_of_the_labellers_is_at_work(answered):
     assert len(said) == 4 and len(folder.questions) == 6
 
 
-def test_questions_in_both_orders_are_asked_once(tmp_path):
-    words = f'ask mock_sentiment {tmp_path}/f --labels.type best_of_2'
-    first = {'query': 'the film was', 'sample0': 'good', 'sample1': 'bad'}
-    second = {'query': 'the film was', 'sample0': 'bad', 'sample1': 'good'}
-    printed = succeed(
-        f'{words} --questions {write_lines(tmp_path / "q.jsonl", [first, second])}'
-    ).stdout
-    assert '1 questions added, 1 in all' in printed and '1 questions that are there' in printed
-
-
 def test_a_copy_of_a_labellers_file_is_refused(tmp_path):
     """Else its answers would count twice, read at once or later."""
     copy = 'a-copy-of-anna'

@@ -6,9 +6,8 @@ import os
 import time
 
 import pytest
-from command_line import error_of, invoke
 from full_disks import largest_file
-from label_folders import TASK, make_folder, questions
+from label_folders import TASK, answer_all, make_folder, questions
 from sample_files import write_lines
 
 from lm_human_preferences.errors import UserError
@@ -22,13 +21,6 @@ from lm_human_preferences.online import collection
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / 'f'
-
-
-def count_asked(path, name):
-    with Labeller(LabelFolder(str(path)), name) as labeller:
-        while question := labeller.next_question():
-            labeller.answer(question, 0, 1.5)
-        return labeller.done()
 
 
 def test_questions_and_answers_are_read_as_they_were_written(path):
@@ -213,7 +205,7 @@ def test_an_answer_in_the_last_line_that_a_training_has_used_stays(path):
 def test_nobody_is_asked_twice_and_repeated_questions_are_asked_of_as_many_as_wanted(path):
     make_folder(path, 3)
     make_folder(path, 2, seed=1, labellers=3)
-    counts = [count_asked(path, name) for name in ('anna', 'bob', 'carl', 'dora')]
+    counts = [answer_all(path, name) for name in ('anna', 'bob', 'carl', 'dora')]
     assert counts == [5, 2, 2, 0]
     opened = LabelFolder(str(path))
     assert len(opened.counted()) == 3 + 2 * 3
@@ -311,12 +303,6 @@ def test_damaged_questions_are_named_by_file_and_line(path, change, message):
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}) + '\n')
     with pytest.raises(UserError, match=f'questions.jsonl, line 1 is not a question: {message}'):
         LabelFolder(str(path))
-
-
-def test_token_ids_outside_the_vocabulary_are_told_before_a_question_is_shown(path):
-    make_folder(path, 2, tokens=99)
-    told = error_of(invoke(f'label {path} --labeller anna'))
-    assert "field 'query' must be token ids 0 to 26, or 27 for padding" in told
 
 
 def test_nothing_is_acknowledged_once_somebody_has_moved_the_file(path):

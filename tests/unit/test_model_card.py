@@ -11,8 +11,6 @@ from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.report import page
 from lm_human_preferences.report.run import read_run
 
-EXAMPLE = {'task__response_length': 40, 'task__policy__temperature': 0.7}
-
 
 def card_of(run, *, has_policy=True, **more):
     """Return (text, metadata) of the card of a model in the run's directory, which it is put in."""

@@ -49,13 +49,3 @@ def test_questions_are_asked_ahead_in_whole_batches():
     assert schedule.questions_at(10) == 512  # 402 + 100
     assert schedule.questions_at(99) == 1024
     assert Schedule(9, 9, 0, 5).questions_at(0) == 9  # not more than there will be labels
-
-
-@pytest.mark.parametrize('ahead', [0, 30])
-def test_there_are_always_questions_for_the_labels_that_are_wanted(ahead):
-    schedule = Schedule(initial=7, labels=333, retrainings=5, steps=61, ahead=ahead)
-    counts = [schedule.questions_at(step) for step in range(61)]
-    assert counts == sorted(counts)
-    for step, count in enumerate(counts):
-        wanted = schedule.labels_at(step)
-        assert min(333, wanted + ahead) <= count <= min(333, wanted + ahead + 15)

@@ -147,25 +147,6 @@ def test_a_response_that_is_never_drawn_is_not_chosen():
     close(torch.cat(optimum.best_of_n(ref_logprobs, -ZERO_ONE, 4, judged)), [2, 0])
 
 
-def uniform(samples):
-    """Return log-probabilities of as many samples under the reference; the policy is the same."""
-    return optimum.mixture(torch.zeros(samples.shape))[0]
-
-
-def test_samples_converge_to_the_frontier():
-    ref_logprobs, rewards = drawn(40, 9)
-    betas = [2, 0.7, 0.4]
-    exact = optimum.frontier(ref_logprobs, rewards, betas)
-    errors = []
-    for count in (100, 10_000):
-        torch.manual_seed(0)
-        sampled = rewards.gather(1, torch.multinomial(ref_logprobs.exp(), count, replacement=True))
-        errors.append((optimum.frontier(uniform(sampled), sampled, betas) - exact).abs().max())
-        sizes = [optimum.effective_samples(uniform(sampled), sampled, beta) for beta in betas]
-        assert 3 < sizes[2] < sizes[0] < count
-    assert errors[0] < 0.1 and errors[1] < 0.01 and errors[1] < errors[0] / 3
-
-
 def test_samples_of_both_models_by_hand():
     """The policy gives the first response 1/2 instead of 1/4: log-ratios ln 2, and -ln 3/2."""
     log_ratios = torch.tensor([[LN2, -math.log(1.5)]])
@@ -175,21 +156,6 @@ def test_samples_of_both_models_by_hand():
     # Weights 2/3 and 6/5 of rho, 4/3 and 4/5 of pi.
     close(reference.exp(), [[5 / 14, 9 / 14]], 1e-7)
     close(policy.exp(), [[5 / 8, 3 / 8]], 1e-7)
-
-
-def test_samples_of_both_models_reach_a_frontier_that_the_references_do_not():
-    """Normal rewards, and a policy on the frontier, which is sqrt(2 KL)."""
-    kl = 10.0
-    shift = math.sqrt(2 * kl)
-    generator = torch.Generator().manual_seed(0)
-    rewards = torch.randn(64, 2048, dtype=torch.float64, generator=generator)
-    own = optimum.frontier_at(kl, uniform(rewards), rewards)[0]
-    rewards[:, 1024:] += shift
-    reference, policy = optimum.mixture(shift * rewards - kl)
-    assert optimum.frontier_at(kl, reference, rewards)[0] == pytest.approx(shift, abs=0.01)
-    assert own < shift - 0.15
-    assert optimum.kl(policy, reference).mean() == pytest.approx(kl, abs=0.05)
-    assert optimum.effective_samples(reference, rewards, 1 / shift) > 900
 
 
 def test_one_value_tells_no_error_of_its_mean(recwarn):
