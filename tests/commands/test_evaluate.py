@@ -1,6 +1,5 @@
 """`./launch.py evaluate`: a policy beside the best one possible."""
 
-import errno
 import json
 import math
 import os
@@ -12,6 +11,7 @@ import torch
 from command_line import error_of, invoke, last_error_of, succeed
 from events import events_of
 from experiments import resolved
+from full_disks import largest_file
 from matplotlib.figure import Figure
 from run_folders import write_curves
 
@@ -355,12 +355,7 @@ def test_only_what_learned_about_reviews_is_measured_by_their_known_reward(
     monkeypatch, queries, reward, expected
 ):
     """Not a function or a classifier, nor a reward for texts of one's own."""
-
-    class Known:
-        def __init__(self, encoding):
-            pass
-
-    monkeypatch.setattr(measure, 'KnownReward', Known)
+    monkeypatch.setattr(measure.KnownReward, '__init__', lambda self, encoding: None)
     source = types.SimpleNamespace(task=HParams().task)
     source.task.query_dataset = queries
     given = object.__new__(reward)
@@ -467,26 +462,19 @@ def test_samples_tell_what_enumeration_does(run, monkeypatch):
         assert abs(sampled[point][name] - exact[point][name]) < 3 * error, (point, name)
 
 
-def test_results_go_where_they_are_asked_to(run, tmp_path, monkeypatch):
+def test_results_go_where_they_are_asked_to(run, tmp_path):
     """Though they cannot be written there, the table is printed."""
     before = {name: (run / name).stat().st_mtime_ns for name in os.listdir(run)}
     succeed(f'evaluate {run} --queries 3 --output_dir {tmp_path}/new')
     assert json.loads((tmp_path / 'new/evaluation.json').read_text())['queries'] == 3
     assert set(os.listdir(tmp_path / 'new')) == {'evaluation.json', 'evaluation.png'}
     assert {name: (run / name).stat().st_mtime_ns for name in os.listdir(run)} == before
-    original = os.open
-
-    def full(path, *arguments, **more):
-        if os.path.basename(path).startswith('evaluation.json'):
-            raise OSError(errno.ENOSPC, 'No space left on device')
-        return original(path, *arguments, **more)
-
-    monkeypatch.setattr(os, 'open', full)
-    result = invoke(f'evaluate {run} --queries 2 --output_dir {tmp_path}')
+    with largest_file(1000):
+        result = invoke(f'evaluate {run} --queries 2 --output_dir {tmp_path}')
     assert 'Traceback' not in result.stderr
     assert re.search(r'^policy +\d', result.stdout, re.MULTILINE) and 'Saved' not in result.stdout
     told = last_error_of(result)
-    assert told.startswith(f'--output_dir: cannot write to {tmp_path}: No space left on device; ')
+    assert told.startswith(f'--output_dir: cannot write to {tmp_path}: File too large; ')
     assert f'`./launch.py evaluate {run} --output_dir ANOTHER`' in told
 
 

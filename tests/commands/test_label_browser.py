@@ -202,37 +202,32 @@ def test_a_server_that_does_not_answer_and_one_that_is_killed(window, path):
     """The choice is kept, also when the page is loaded anew meanwhile, and recorded once."""
     make_folder(path, 5)
     first = Server(path, ['anna'])
-    try:
-        window.begin(first.links['anna'])
-        window.ready()
-        first.process.send_signal(signal.SIGSTOP)
-        window.press('1', '4')  # the second changes nothing
-        window.until('pending && document.querySelector(".pick:disabled")')
-        assert window.text('#status') == 'Saving: Response 1…'
-        first.process.send_signal(signal.SIGCONT)
-        window.driver.refresh()
-        window.answered('1 of 5')
-        window.hurry()
-        first.process.send_signal(signal.SIGSTOP)
-        window.press('3')
-        window.until('pending')
-    finally:
-        first.end(signal.SIGKILL)
+    window.begin(first.links['anna'])
+    window.ready()
+    first.process.send_signal(signal.SIGSTOP)
+    window.press('1', '4')  # the second changes nothing
+    window.until('pending && document.querySelector(".pick:disabled")')
+    assert window.text('#status') == 'Saving: Response 1…'
+    first.process.send_signal(signal.SIGCONT)
+    window.driver.refresh()
+    window.answered('1 of 5')
+    window.hurry()
+    first.process.send_signal(signal.SIGSTOP)
+    window.press('3')
+    window.until('pending')
+    first.end(signal.SIGKILL)
     window.until("document.getElementById('alert').textContent.startsWith('Not saved yet')")
     assert len(window.samples()) == 4  # can be read
     second = Server(path, ['anna'], first.port)
-    try:
-        window.until("document.getElementById('panel').textContent.includes('needs your link')")
-        assert 'Your last choice (Response 3) may not be saved' in window.text('#panel')
-        window.driver.get(second.links['anna'])
-        window.answered('1 of 5')
-        assert window.text('#status').startswith('Not saved: Response 3. That question')
-        window.answer('2')
-        second.end()
-        window.until("document.getElementById('panel').textContent.includes('has ended')")
-        window.driver.get('about:blank')
-    finally:
-        second.process.kill()
+    window.until("document.getElementById('panel').textContent.includes('needs your link')")
+    assert 'Your last choice (Response 3) may not be saved' in window.text('#panel')
+    window.driver.get(second.links['anna'])
+    window.answered('1 of 5')
+    assert window.text('#status').startswith('Not saved: Response 3. That question')
+    window.answer('2')
+    second.end()
+    window.until("document.getElementById('panel').textContent.includes('has ended')")
+    window.driver.get('about:blank')
     assert places(path) == [0, 1] and len(written(path)) == 2
     assert all(re.search('net::ERR|401|409', line) for line in window.console())
 

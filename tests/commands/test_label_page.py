@@ -13,6 +13,7 @@ import socket
 import time
 import uuid
 from pathlib import Path
+from unittest import mock
 
 import command_line
 import pytest
@@ -99,15 +100,12 @@ def test_other_names_of_the_host_are_refused(one, path):
     assert outcome(anna, Host='127.0.0.1:1') == 200  # ssh -L has a port of its own
     others = ['localhost', '[::1]', 'evil.example', '127.0.0.1.evil.example', 'evil127.0.0.1', '']
     assert [outcome(anna, Host=host) for host in others] == [400] * len(others)
-    options = web_options(public_url=PUBLIC)
-    with server.LabelServer(str(path), ['anna'], options, note=lambda line: None) as page:
-        link = page.links['anna']
-        assert link.startswith(f'{PUBLIC}#')
-        anna = Client(f'http://127.0.0.1:{page.port}/#{link.partition("#")[2]}')
+    with served(path, 'anna', public_url=PUBLIC) as (page, anna):
+        assert page.links['anna'].startswith(f'{PUBLIC}#')
+        anna.host, anna.port = '127.0.0.1', page.port
         for host in ('LABEL.example.org:443', '127.0.0.1:1'):
             assert outcome(anna, '/task', Host=host) == 200
         assert outcome(anna, '/task', Host='label.example.org.evil.example') == 400
-        anna.close()
 
 
 GOOD = {'answer': uuid.uuid4().hex, 'question': '0' * 64, 'choice': [1], 'seconds': 1}
@@ -231,13 +229,11 @@ def test_skips_have_a_reason_and_undo_asks_again(path):
 
 
 def test_what_is_not_on_the_disk_is_not_acknowledged(path, monkeypatch):
-    def fail(number):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
+    error = OSError(errno.EIO, os.strerror(errno.EIO))
     with served(path, 'anna') as (_, anna):
         question, key = anna.question()['id'], uuid.uuid4().hex
         with monkeypatch.context() as patched:
-            patched.setattr(os, 'fsync', fail)
+            patched.setattr(os, 'fsync', mock.Mock(side_effect=error))
             status, reply = anna.answer(question, answer=key)
         assert status == 507 and reply['error'].endswith('its files: Input/output error.')
         assert written(path) == []

@@ -93,12 +93,6 @@ def asking_one_by_one():
         yield
 
 
-@pytest.fixture
-def one_by_one():
-    with asking_one_by_one():
-        yield
-
-
 @pytest.fixture(scope='module')
 def simulated(tmp_path_factory):
     directory = tmp_path_factory.mktemp('simulated') / 'run'
@@ -107,10 +101,10 @@ def simulated(tmp_path_factory):
     return directory
 
 
-def folder_when_asked(directory, count=24):
+def folder_when_asked(directory):
     eventually((directory / 'labels/task.json').exists, 60)
     folder = LabelFolder(str(directory / 'labels'))
-    eventually(lambda: (folder.refresh(), len(folder.questions) >= count)[1], 60)
+    eventually(lambda: (folder.refresh(), len(folder.questions) >= 24)[1], 60)
     time.sleep(0.5)
     return folder
 
@@ -132,9 +126,7 @@ def same_texts(folder, shown):
     raise AssertionError(shown)
 
 
-def test_a_page_that_is_served_with_the_training(
-    tmp_path, simulated, one_by_one, quick, monkeypatch
-):
+def test_a_page_that_is_served_with_the_training(tmp_path, simulated, quick, monkeypatch):
     said = []
     monkeypatch.setattr(collection, 'announce', lambda *lines: said.extend(lines))
 
@@ -154,7 +146,7 @@ def test_a_page_that_is_served_with_the_training(
         client.close()
 
     serve = {'run__serve': 'on', 'run__serve__labellers': 'test', 'run__serve__port': 0}
-    with meanwhile(answer_on_page, tmp_path / 'run'):
+    with asking_one_by_one(), meanwhile(answer_on_page, tmp_path / 'run'):
         train(tmp_path / 'run', **{**ALIKE, **PEOPLE, **serve})
     assert said[0].startswith('answer as test: http://127.0.0.1:')
     waiting = [line for line in said if line.startswith('waiting for 24 of 24 labels; to answer: ')]
@@ -230,7 +222,7 @@ def test_a_run_saves_and_ends_when_patience_runs_out(live, tmp_path, monkeypatch
     assert_same(kept, expected)
 
 
-def test_skipped_questions_are_asked_anew_as_others(tmp_path, one_by_one, quick):
+def test_skipped_questions_are_asked_anew_as_others(tmp_path, quick):
     """Two labellers skip the first questions that they see; some of the others are ties."""
     directory = tmp_path / 'run'
 
@@ -249,7 +241,7 @@ def test_skipped_questions_are_asked_anew_as_others(tmp_path, one_by_one, quick)
 
     settings = {'rewards__online__retrainings': 0, 'ppo__total_episodes': 64}
     settings['rewards__online__ties'] = True
-    with meanwhile(skip_some, directory):
+    with asking_one_by_one(), meanwhile(skip_some, directory):
         train(directory, **{**ALIKE, **PEOPLE, **settings})
     asked = [line['episode'] for line in lines_of(directory / 'labels/questions.jsonl')]
     assert asked == [0] * 29

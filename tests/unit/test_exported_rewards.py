@@ -43,15 +43,6 @@ def own_reward(saved):
     return reward
 
 
-def batch_of(count, longest, n_vocab):
-    generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(n_vocab, (count, longest), generator=generator)
-    lengths = torch.randint(1, longest + 1, (count, 1), generator=generator)
-    mask = torch.arange(longest) < lengths
-    rows = [row[: int(length)].tolist() for row, length in zip(tokens, lengths, strict=True)]
-    return rows, tokens.masked_fill(~mask, n_vocab), mask.long()
-
-
 @pytest.fixture
 def families(tmp_path):
     def make(family, **settings):
@@ -71,11 +62,16 @@ def test_a_batch_of_token_ids_scores_the_same(tmp_path, families, family):
     saved = save_reward_model(tmp_path / 'reward_model', families(family, **settings))
     model = classifier_in(exported(saved.savedir, tmp_path / 'out'))
     n_vocab = saved.encoding.n_vocab
-    rows, padded, mask = batch_of(100, min(20, saved.sizes().n_ctx - 1), n_vocab)
+    generator, longest = torch.Generator().manual_seed(1), min(20, saved.sizes().n_ctx - 1)
+    tokens = torch.randint(n_vocab, (100, longest), generator=generator)
+    lengths = torch.randint(1, longest + 1, (100, 1), generator=generator)
     reward = own_reward(saved)
+    rows = [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
     expected = torch.tensor([reward(row) for row in rows])
+    mask = torch.arange(longest) < lengths
     with torch.no_grad():
-        found = model(input_ids=padded, attention_mask=mask).logits[:, 0]
+        padded = tokens.masked_fill(~mask, n_vocab)
+        found = model(input_ids=padded, attention_mask=mask.long()).logits[:, 0]
     constant = model.config.reward_constant
     assert constant != 0
     assert model.config.num_labels == 1 and model.config.problem_type == 'regression'

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from experiments import resolved
-from label_folders import HEADER, TASK, make_folder, random_questions
+from label_folders import HEADER, TASK, make_folder, random_questions, say
 
 from lm_human_preferences import label_types, lm_tasks, train_policy
 from lm_human_preferences.distributed.comm import Comm
@@ -21,7 +21,6 @@ from lm_human_preferences.labels.folder import (
     QuestionWriter,
 )
 from lm_human_preferences.labels.held_out import Prediction, split
-from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.language import encodings, trained_models
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.online import collection
@@ -294,26 +293,15 @@ def test_questions_that_others_add_leave_those_of_a_run_what_they_are(tmp_path):
     assert asked_by_a_run(tmp_path / 'both', add_others) == alone
 
 
-@pytest.fixture
-def folder(tmp_path):
+def test_answers_in_the_order_of_questions(tmp_path):
+    """As the folder is, and as it was after two lines of anna's."""
     path = tmp_path / 'f'
     make_folder(path, 1, seed=1)
     make_folder(path, 1, seed=2, labellers=2)
-    folder = make_folder(
-        path, 1, seed=3, kind='validation', policies=['initial'] * 2 + ['policy'] * 2
-    )
-    first, second, third = folder.questions.values()
-    with Labeller(LabelFolder(str(path)), 'anna') as anna:
-        anna.answer(third, 3, 1.0)
-        anna.answer(second, 1, 1.0)
-    with Labeller(LabelFolder(str(path)), 'ben') as ben:
-        ben.answer(second, 2, 1.0)
-        ben.answer(first, 0, 1.0)
-    return LabelFolder(str(path))
-
-
-def test_answers_in_the_order_of_questions(folder):
-    """As the folder is, and as it was after two lines of anna's."""
+    make_folder(path, 1, seed=3, kind='validation')
+    say(path, 'anna', ..., 1, 3)
+    say(path, 'ben', 0, 2)
+    folder = LabelFolder(str(path))
     answers = collection.collected(folder)
     said = [(answer.labeller, answer.value) for answer in answers]
     assert said == [('ben', 0), ('anna', 1), ('ben', 2)]
