@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 from command_line import caught_jobs, error_of, invoke, succeed
-from label_folders import HEADER, TASK, make_folder, random_questions, say
+from label_folders import TASK, make_folder, random_questions, say
 from sample_files import label_hparams
 
 import launch
@@ -17,7 +17,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.hparams.reward_options import LabelHParams
 from lm_human_preferences.labels import label_files
-from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder, QuestionWriter
+from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder
 from lm_human_preferences.labels.report.agreement import wilson_interval
 from lm_human_preferences.labels.report.label_report import report
 from lm_human_preferences.language import encodings
@@ -248,13 +248,11 @@ def test_win_rate(tmp_path):
 def test_answers_about_one_query_are_together(tmp_path):
     """Ten queries with ten questions each, whose answers are equal: as ten answers."""
     path = tmp_path / 'f'
-    task = {**TASK, 'label_type': 'best_of_2'}
-    header = {**HEADER, 'kind': 'validation', 'policies': ['initial', 'run']}
-    asked = list(itertools.islice(random_questions(samples=2), 100))
-    for number, tokens in enumerate(asked):
+    new = list(itertools.islice(random_questions(samples=2), 100))
+    for number, tokens in enumerate(new):
         tokens['query'] = [number // 10] * 3
-    with QuestionWriter(str(path), task, encodings.Test) as writer:
-        writer.add(asked, [header] * 100)
+    task, policies = {'label_type': 'best_of_2'}, ['initial', 'run']
+    make_folder(path, 100, task=task, new=new, kind='validation', policies=policies)
     say(path, 'anna', *[1] * 70, *[0] * 30)
     (comparison,) = report_of(path, tmp_path)[0]['comparisons']
     ends = comparison['low'], comparison['high']

@@ -35,11 +35,11 @@ def questions(count, seed=0):
     return list(itertools.islice(random_questions(seed), count))
 
 
-def make_folder(path, count=3, *, task=None, seed=0, samples=4, tokens=26, **header):
-    """Add `count` questions to a folder, with differences from TASK (`task`) and HEADER."""
+def make_folder(path, count=3, *, task=None, seed=0, samples=4, tokens=26, new=None, **header):
+    """Add `count` questions, random ones or `new`, with differences from TASK and HEADER."""
     task = {**TASK, **(task or {})}
     header = {**HEADER, 'policies': ['initial'] * samples, **header}
-    new = random_questions(seed, samples, task['task'], tokens)
+    new = new or random_questions(seed, samples, task['task'], tokens)
     with QuestionWriter(str(path), task, encodings.by_name(task['encoding'])) as writer:
         writer.add(list(itertools.islice(new, count)), [header] * count)
         return writer.folder

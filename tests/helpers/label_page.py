@@ -5,14 +5,13 @@ from pathlib import Path
 from unittest import mock
 
 from click.testing import CliRunner
-from label_folders import HEADER, TASK
+from label_folders import make_folder
 from page_client import Client
 
 import launch
 from lm_human_preferences.hparams.command_options import LabelHParams, WebHParams
-from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
+from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.page.server import LabelServer
-from lm_human_preferences.language import encodings
 from lm_human_preferences.language.encodings import Encoder, Encoding
 
 
@@ -38,13 +37,11 @@ def write_texts(path, texts, label_type='best_of_4', **header):
     """Write a folder of (query, sample, ...) in ByteEncoder."""
     samples = len(texts[0]) - 1
     names = ['sample'] if samples == 1 else [f'sample{i}' for i in range(samples)]
-    task = {**TASK, 'label_type': label_type}
-    header = {**HEADER, 'policies': ['initial'] * samples, **header}
-    questions = [
+    new = [
         dict(zip(['query', *names], map(ByteEncoder().encode, row), strict=True)) for row in texts
     ]
-    with QuestionWriter(str(path), task, encodings.by_name(task['encoding'])) as writer:
-        writer.add(questions, [header] * len(texts))
+    task = {'label_type': label_type}
+    make_folder(path, len(new), task=task, samples=samples, new=new, **header)
 
 
 def web_options(**options):
