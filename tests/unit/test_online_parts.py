@@ -106,22 +106,6 @@ def test_each_training_begins_anew(retrainer):
     assert not torch.equal(once[head], before[head]) and not torch.equal(once[head], other[head])
 
 
-def test_the_initial_model_with_a_new_head_is_the_start(retrainer):
-    with random_stream('a'):
-        retrainer.reward_models[0].restart(retrainer.ref_policy.model)
-    found = parameters(retrainer)
-    for name, parameter in retrainer.ref_policy.parameters_by_name().items():
-        if 'heads' not in name:
-            assert torch.equal(found[name], parameter)
-    assert found['reward_gain'] == 1
-    retrainer.reward_models[0].set_reward_norm(old_mean=1, old_std=2, new_mean=0, new_std=1)
-    with random_stream('b'):
-        retrainer.reward_models[0].restart(retrainer.ref_policy.model)
-    assert (parameters(retrainer)['reward_gain'], parameters(retrainer)['reward_bias']) == (1, 0)
-    head = 'heads.reward.w'
-    assert not torch.equal(parameters(retrainer)[head], found[head])
-
-
 def test_what_learned_scores(retrainer):
     """Normalised on the initial model's samples, and learned enough to prefer small tokens."""
     labels = simulated.generate_labels(reward_hparams(**{'labels.num_train': 1024}), encodings.Test)

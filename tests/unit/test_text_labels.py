@@ -29,7 +29,7 @@ GOOD, BAD = ({'role': 'assistant', 'content': text} for text in ('Because.', 'No
 HELLO = [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello'}]
 DIALOGUE = '\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: Why?\n\nAssistant:'
 MORE = '\n\nHuman: And?\n\nAssistant:'
-
+WHOLE = {'chosen': f'{DIALOGUE} Because.', 'rejected': f'{DIALOGUE} No.'}
 ANSWERS = {'chosen': 'The answer is 4.', 'rejected': 'The answer is 5.'}
 
 
@@ -62,10 +62,7 @@ def parsed(record):
             pair('Why?', rejected='No.\n\nuser: Hi\n\nassistant: Hello'),
         ),
         # one string each, without a prompt, as in hh-rlhf
-        (
-            {'chosen': f'{DIALOGUE} Because.', 'rejected': f'{DIALOGUE} No.'},
-            pair(DIALOGUE, ' Because.', ' No.'),
-        ),
+        (WHOLE, pair(DIALOGUE, ' Because.', ' No.')),
     ],
 )
 def test_formats_of_preferences(record, expected):
@@ -98,9 +95,6 @@ PARTS = [{'type': 'text', 'text': 'Be'}, {'type': 'text', 'text': 'cause.'}]
 )
 def test_what_belongs_to_the_query_is_there_once(record, expected):
     assert parsed(record) == pair(expected)
-
-
-WHOLE = {'chosen': f'{DIALOGUE} Because.', 'rejected': f'{DIALOGUE} No.'}
 
 
 @pytest.mark.parametrize('name', ['prompt', 'input'])
