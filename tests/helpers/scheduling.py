@@ -14,16 +14,9 @@ IN_FILES = ('tiny_causal_lms', 'tiny_classifiers', 'from transformers import GPT
 IN_NAMES = (
     'transformers',
     'llama',
-    # Benchmarks that compare with it, or that import PyTorch's compiler as it does.
-    'million_episodes',
-    '[ppo_update]',
-    '[reward_step]',
-    '[sampling]',
-    '[tokenise]',
+    '[sampling]',  # imports PyTorch's compiler as transformers does
     'exported',
-    'export_to_a_file',
     'runs_in_the_store',
-    'ModelDirectory',
     'parts_of_models',
 )
 

@@ -39,9 +39,6 @@ from lm_human_preferences.utils.core import digest_of
 
 NEW = '--rewards.train_new_model'
 LORA = '--task.policy.lora on --task.policy.lora.rank 2 --ppo.lr 1e-3'
-COMM = Comm()
-
-
 BOTH = pytest.mark.parametrize('model', ['llama', 'gpt2'], indirect=True)
 
 
@@ -78,7 +75,7 @@ def base_of(model):
     for prefix in ('task.policy.', 'rewards.train_new_model.task.policy.'):
         hparams.override_from_dict({f'{prefix}initial_model': str(model), f'{prefix}lora': 'on'})
     return shared.Bases().under(
-        TrainedModel(str(model)), policy_phase(hparams).adapters, hparams.run, 'policy', COMM
+        TrainedModel(str(model)), policy_phase(hparams).adapters, hparams.run, 'policy', Comm()
     )
 
 
@@ -136,20 +133,15 @@ def test_networks_share_the_base_which_never_changes(model):
     assert digest_of(base.parameters) == base.digest
 
 
-def unmerged(model, directory, scope, head):
-    base, saved = base_of(model), TrainedModel(str(directory))
-    network = base.create_like(saved, [head], scope)
-    assert network.shared
-    assert load_parameters(saved.open_weights(), network.own_parameters(), scope) == []
-    return network
-
-
 @BOTH
 def test_a_policy_is_read_with_its_adapters_merged(model, trained):
     tokens = torch.arange(30).reshape(2, 15)
     begun = TrainedModel(str(model)).build(scope='policy')
     merged = TrainedModel(str(trained)).build(scope='policy')
-    network = unmerged(model, trained / 'policy', 'policy', 'value')
+    saved = TrainedModel(str(trained / 'policy'))
+    network = base_of(model).create_like(saved, ['value'], 'policy')
+    assert network.shared
+    assert load_parameters(saved.open_weights(), network.own_parameters(), 'policy') == []
 
     def logprobs(network):
         return network.logits(network.hidden(tokens)).log_softmax(-1)
@@ -209,19 +201,15 @@ def test_another_base_is_refused(model, tmp_path):
     base = shutil.copytree(model, tmp_path / 'model')
     succeed(line(base, tmp_path))
     directory = tmp_path / 'run'
-    change(base / 'model.safetensors')
+    tensors = load_file(base / 'model.safetensors')
+    next(iter(tensors.values())).flatten()[0] += 1
+    save_file(tensors, base / 'model.safetensors', {'format': 'pt'})
     refused = invoke(f'resume {directory} --ppo.total_episodes 256')
     message = f'error: {base} is another model than {base}, on which the run in {directory} began'
     assert refused.exit_code == 2 and message in refused.stderr
     shutil.rmtree(base)
     message = error_of(invoke(f'export {directory} {tmp_path}/out'))
     assert f'{directory}/policy holds adapters of {base}, which is not on this machine' in message
-
-
-def change(path):
-    tensors = load_file(path)
-    next(iter(tensors.values())).flatten()[0] += 1
-    save_file(tensors, path, {'format': 'pt'})
 
 
 def test_memory_and_checkpoints_are_planned_for_adapters(model, tmp_path):
@@ -251,15 +239,23 @@ def planned(model, lora, precision, device):
     return sizes.own_parameters(), memory
 
 
-def tokens_of(model):
-    return torch.arange(24).reshape(2, 12) % TrainedModel(str(model)).encoding.n_vocab
-
-
 @BOTH
 def test_peft_loads_an_exported_policy(model, trained, tmp_path):
-    assert_peft_gives_the_policy(trained, tmp_path / 'out')
+    import peft  # takes seconds
+    from transformers import AutoModelForCausalLM
+
+    succeed(f'export {trained} {tmp_path}/out --form adapter')
     config = json.loads((tmp_path / 'out/adapter_config.json').read_text())
-    assert config['base_model_name_or_path'] == str(model)
+    assert (config['base_model_name_or_path'], config['revision']) == (str(model), None)
+    theirs = peft.PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(model), tmp_path / 'out'
+    )
+    network = TrainedModel(str(trained)).build(scope='policy')
+    tokens = torch.arange(24).reshape(2, 12)
+    with torch.no_grad():
+        expected = network.logits(network.hidden(tokens)).log_softmax(-1)
+        found = theirs(input_ids=tokens).logits[..., : expected.shape[-1]].log_softmax(-1)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 LAYERS = '(q|down)_proj|c_(attn|proj)'
@@ -347,7 +343,7 @@ def assert_peft_computes_it(base, directory, config, rows=0):
     trained.save_pretrained(directory, save_embedding_layers=True if rows else 'auto')
     theirs = peft.PeftModel.from_pretrained(model(), directory).eval()
     network = TrainedModel(str(directory)).build(scope='policy')
-    tokens = tokens_of(base)
+    tokens = torch.arange(24).reshape(2, 12)
     with torch.no_grad():
         found = network.logits(network.hidden(tokens)).log_softmax(-1)
         logits = theirs(input_ids=tokens).logits[..., : found.shape[-1]]
@@ -374,24 +370,6 @@ def test_a_run_that_begins_with_an_adapter_of_peft_records_it_and_its_base(tmp_p
     assert record.read(str(tmp_path / 'run/policy')).base == str(directory)
     refused = error_of(invoke(f'export {tmp_path}/run {tmp_path}/out --form adapter'))
     assert refused == f'--form adapter: PEFT cannot load the base {directory}; leave --form out'
-
-
-def assert_peft_gives_the_policy(run, out):
-    """With the base that an exported adapter names."""
-    import peft  # takes seconds
-    from transformers import AutoModelForCausalLM
-
-    succeed(f'export {run} {out} --form adapter')
-    config = json.loads((out / 'adapter_config.json').read_text())
-    assert config['revision'] is None
-    base = AutoModelForCausalLM.from_pretrained(config['base_model_name_or_path'])
-    theirs = peft.PeftModel.from_pretrained(base, out)
-    network = TrainedModel(str(run)).build(scope='policy')
-    tokens = torch.arange(24).reshape(2, 12)
-    with torch.no_grad():
-        expected = network.logits(network.hidden(tokens)).log_softmax(-1)
-        found = theirs(input_ids=tokens).logits[..., : expected.shape[-1]].log_softmax(-1)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 def test_a_released_model_is_called_as_on_the_hub(trained, monkeypatch):

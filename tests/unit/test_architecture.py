@@ -66,14 +66,9 @@ ORIGINAL_NAMES = re.compile(
 )
 
 
-def module_name(path, root):
-    parts = path.relative_to(root).with_suffix('').parts
+def module_name(path):
+    parts = path.relative_to(REPOSITORY).with_suffix('').parts
     return '.'.join(parts[:-1] if parts[-1] == '__init__' else parts)
-
-
-def source_files(root):
-    files = [*root.glob('*.py'), *root.glob(f'{PACKAGE}/**/*.py')]
-    return {module_name(path, root): path for path in sorted(files)}
 
 
 def room_of(module):
@@ -82,10 +77,6 @@ def room_of(module):
     if name in ROOMS:
         return name
     return name.partition('.')[0] or None
-
-
-def is_below(name, parent):
-    return f'{name}.'.startswith(f'{parent}.')
 
 
 class Imports(ast.NodeVisitor):
@@ -159,7 +150,8 @@ def circles(files):
 
 @pytest.fixture(scope='module')
 def files():
-    return source_files(REPOSITORY)
+    found = [*REPOSITORY.glob('*.py'), *REPOSITORY.glob(f'{PACKAGE}/**/*.py')]
+    return {module_name(path): path for path in sorted(found)}
 
 
 def test_every_module_has_a_room(files):
@@ -181,7 +173,7 @@ def test_imports_have_no_circle(files):
 def test_libraries_stay_in_their_rooms(files):
     for module, names in imports_of(files).items():
         for library, rooms in ONLY.items():
-            if any(is_below(name, library) for name in names):
+            if any(f'{name}.'.startswith(f'{library}.') for name in names):
                 assert room_of(module) in rooms.split(), f'{module} -> {library}'
 
 

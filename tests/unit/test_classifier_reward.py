@@ -152,19 +152,13 @@ def test_a_text_without_a_token_is_named(classes):
         Classifier(classes, 'good').score(texts)
 
 
-def train(folder, *words):
-    return invoke(
-        f'train_policy mock_sentiment run --mpi=1 --save_dir={folder} --run.console=original'
-        ' --ppo.batch_size=32 --ppo.total_episodes=32 --ppo.noptepochs=1 --run.evaluate=off'
-        ' --rewards.train_new_model=off'
-        f' {" ".join(words)}'
-    )
-
-
 def test_a_policy_learns_from_a_class(tmp_path, classes, capsys):
-    words = (f'--rewards.trained_model={classes}', '--rewards.class_name=good')
-    result = train(tmp_path, *words)
-    assert result.exit_code == 0, result.output
+    succeed(
+        f'train_policy mock_sentiment run --mpi 1 --save_dir {tmp_path} --run.evaluate off'
+        ' --ppo.batch_size 32 --ppo.total_episodes 32 --ppo.noptepochs 1'
+        f' --rewards.train_new_model off --rewards.trained_model {classes}'
+        ' --rewards.class_name good'
+    )
     run = tmp_path / 'run'
     bundle = Bundle(checkpoints.latest(f'{run}/policy/checkpoints'))
     assert {name.partition('/')[0] for name in bundle} >= {'policy', 'ref_policy'}
@@ -172,8 +166,7 @@ def test_a_policy_learns_from_a_class(tmp_path, classes, capsys):
     succeed(f'resume {run} --ppo.total_episodes 64')
 
     out = tmp_path / 'samples.jsonl'
-    argv = f'sample --save_dir {run} --nsamples 3 --mpi 1 --output {out}'
-    succeed(argv, sample.cli)
+    succeed(f'sample --save_dir {run} --nsamples 3 --mpi 1 --output {out}', sample.cli)
     samples = [json.loads(line) for line in out.read_text().splitlines()]
     texts = [joined(each['query'], each['response']) for each in samples]
     expected = Classifier(classes, 'good').score(texts)

@@ -94,10 +94,7 @@ def test_the_first_member_is_what_one_model_would_be(trained, tmp_path):
     assert_same({key: ensemble[key] for key in of_both}, {key: alone[key] for key in of_both})
     first_alone, first = variables_of(one / 'reward_model'), variables_of(trained / 'reward_model')
     np.testing.assert_equal(first, first_alone)
-    first, *others = (
-        variables_of(trained / name)
-        for name in ('reward_model', 'reward_model_1', 'reward_model_2')
-    )
+    first, *others = (variables_of(trained / name) for name in MEMBERS)
     heads = [each['reward_model/model/heads/reward/w'] for each in (first, *others)]
     assert len({head.tobytes() for head in heads}) == 3
     assert len({each['reward_model/reward_norm/gain'].item() for each in (first, *others)}) == 3
@@ -212,18 +209,14 @@ def policy(trained, tmp_path_factory):
     return directory / 'policy', result.stdout
 
 
-def member_scores(trained, queries, responses):
-    members = [rewards.TrainedRewardModel(str(trained / name), encodings.Test) for name in MEMBERS]
-    return torch.stack([member.score(queries, responses) for member in members])
-
-
 def test_a_policy_learns_from_the_members_of_a_run(trained, policy):
     run, _ = policy
     record = run_record.training(str(run), 'train_policy')
     assert record['settings']['rewards.ensemble'] == 3
 
     queries, responses = torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5, 6, 7]])
-    expected = member_scores(trained, queries, responses)
+    members = [rewards.TrainedRewardModel(str(trained / name), encodings.Test) for name in MEMBERS]
+    expected = torch.stack([member.score(queries, responses) for member in members])
     for place, count in ((trained, None), (trained / 'reward_model', 3), (run / 'policy', None)):
         reward = loading.load_reward_model(str(place), encodings.Test, members=count)
         torch.testing.assert_close(reward.score(queries, responses), expected.mean(0))
