@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from sample_files import write_lines
 from tiny_tokenisers import END, write_byte_level, write_sentencepiece
 
 from lm_human_preferences import lm_tasks
@@ -136,14 +137,13 @@ def test_contexts_have_one_length(tmp_path):
 
 
 def test_where_the_template_is(tmp_path):
-    encoder = encoder_of(tmp_path, template=None)
-    for place, told in [
-        (encoder, 'has no default chat template: use a chat model, or leave --task.chat off'),
-        (encodings.Test, 'has no'),
+    without = encoder_of(tmp_path, template=None)
+    for encoder, told in [
+        (without, 'default chat template: use a chat model, or leave --task.chat off'),
+        (encodings.Test.get_encoder(), 'chat template; leave --task.chat off'),
     ]:
-        place = place.get_encoder() if place is encodings.Test else place
-        with pytest.raises(UserError, match=f'^--task.chat: .*{told}'):
-            lm_tasks.query_formatter(task(), place)
+        with pytest.raises(UserError, match=f'^--task.chat: the model has no {told}'):
+            lm_tasks.query_formatter(task(), encoder)
 
 
 @pytest.mark.parametrize(
@@ -155,18 +155,14 @@ def test_a_template_that_fails_is_told_before_anything_starts(tmp_path, template
         lm_tasks.check_lengths(task(), encoder, HParams(n_vocab=30, n_ctx=1000))
 
 
-def write_queries(path, *queries):
-    path.write_text(''.join(f'{json.dumps(query)}\n' for query in queries))
-    path.with_suffix('.test.jsonl').write_text('"unused"\n')
-    return path
-
-
 def test_dialogues_are_taken_whole_or_left_out(tmp_path):
     encoder = encoder_of(tmp_path, template=STRICT)
     short = [{'role': 'user', 'content': 'a. b'}, {'role': 'assistant', 'content': 'c'}]
     long = [*short, {'role': 'user', 'content': 'the lazy dog. ' * 9}]
     queries = [short, long, DIALOGUE[:2], 'a. the dog', 'x. ' + 'the lazy dog ' * 20, '', 'no stop']
-    hparams = task(write_queries(tmp_path / 'x.jsonl', *queries), start_text='.')
+    write_lines(tmp_path / 'x.jsonl', queries)
+    (tmp_path / 'x.test.jsonl').write_text('"unused"\n')
+    hparams = task(tmp_path / 'x.jsonl', start_text='.')
     sampler = lm_tasks.make_query_sampler(hparams=hparams, encoder=encoder, batch_size=9)
     found = {encoder.decode(row) for row in sampler()['tokens']}
     assert found == {messages.as_text(short), ' the dog'} | {

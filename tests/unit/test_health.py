@@ -1,5 +1,7 @@
 """Alarms: NaN and a KL divergence far above its limit ring, no healthy training does."""
 
+from unittest import mock
+
 import pytest
 from command_line import invoke, last_error_of
 from golden_data import load_json, load_npz
@@ -16,23 +18,6 @@ HEALTHY = {'ppo/loss/total': 0.3, 'objective/kl': 5.0, 'objective/score': 1.0}
 NAN, INF = float('nan'), float('inf')
 
 
-class Checkpointer:
-    saved = 0
-
-    def save_on_error(self, trainer):
-        self.saved += 1
-
-
-class Trainer:
-    def __init__(self, comm=None):
-        self.logger, self.texts = self, []
-        self.comm = comm or Comm()
-
-    def log_text(self, tag, text, step):
-        assert tag == 'alarms'
-        self.texts.append((step, text))
-
-
 def monitor_of(mode='warn', comm=None, **overrides):
     settings = policy_options.HParams()
     settings.override_from_dict(
@@ -40,7 +25,8 @@ def monitor_of(mode='warn', comm=None, **overrides):
     )
     settings.override_from_dict(overrides)
     most_kl = train_policy.most_kl(settings)
-    return HealthMonitor(mode, Trainer(comm), Checkpointer(), train_policy.FINITE, most_kl)
+    trainer, checkpointer = mock.Mock(comm=comm or Comm()), mock.Mock()
+    return HealthMonitor(mode, trainer, checkpointer, train_policy.FINITE, most_kl)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +71,8 @@ def test_warnings_are_seldom(capsys):
     for step in range(10, 250):
         monitor.after_step(step, FAR)
     # Step 10 has been counted once it is done; TensorBoard counts from 0.
-    assert monitor.trainer.texts == [(step, f'    {TOLD}') for step in (9, 109, 209)]
+    logged = [mock.call('alarms', f'    {TOLD}', step) for step in (9, 109, 209)]
+    assert monitor.trainer.logger.log_text.call_args_list == logged
     assert capsys.readouterr().out.splitlines() == [
         f'WARNING: step {step}: {TOLD}' for step in (10, 110, 210)
     ]
@@ -96,7 +83,7 @@ def test_stop_stops_every_rank():
         monitor = monitor_of('stop', comm)
         with pytest.raises(UserError, match='stopped at step 10 by --run.on_anomaly stop: objecti'):
             monitor.after_step(10, FAR)
-        return monitor.checkpointer.saved
+        return monitor.checkpointer.save_on_error.call_count
 
     assert on_ranks(2, work) == [1, 1]
 

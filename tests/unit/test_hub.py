@@ -155,37 +155,24 @@ def test_which_name_a_commit_was_recorded_for(recorded, given, expected):
     assert storage.is_pin_of(recorded, given) == expected
 
 
-@pytest.fixture
-def in_cache():
-    storage.cached_directory('hf://org/model')
-    storage.cached_path(LABELS)
-    forget()
-
-
-def lmhp_offline(monkeypatch, hole):
-    monkeypatch.setenv('LMHP_OFFLINE', '1')
-
-
-def refused(monkeypatch, hole):
-    monkeypatch.setattr(constants, 'ENDPOINT', 'http://127.0.0.1:9')
-
-
-def silent(monkeypatch, hole):
-    monkeypatch.setattr(hub, 'ANSWER_TIMEOUT', 0.3)
-    monkeypatch.setattr(constants, 'ENDPOINT', f'http://127.0.0.1:{hole.port}')
-
-
 @pytest.mark.parametrize(
     'network, reason',
     [
-        (lmhp_offline, 'not in the cache, and LMHP_OFFLINE=1'),
-        (refused, 'not in the cache, and the hub cannot be reached: [Errno 111] Connection re'),
-        (silent, 'not in the cache, and the hub cannot be reached: timed out'),
+        ('offline', 'LMHP_OFFLINE=1'),
+        ('refuses', 'the hub cannot be reached: [Errno 111] Connection refused'),
+        ('is silent', 'the hub cannot be reached: timed out'),
     ],
 )
-def test_without_a_network_the_cache_is_used(in_cache, monkeypatch, capsys, network, reason):
+def test_without_a_network_the_cache_is_used(monkeypatch, capsys, network, reason):
+    storage.cached_directory('hf://org/model')
+    storage.cached_path(LABELS)
+    forget()
     with BlackHole() as hole:
-        network(monkeypatch, hole)
+        port = hole.port if network == 'is silent' else 9
+        monkeypatch.setattr(hub, 'ANSWER_TIMEOUT', 0.3)
+        monkeypatch.setattr(constants, 'ENDPOINT', f'http://127.0.0.1:{port}')
+        if network == 'offline':
+            monkeypatch.setenv('LMHP_OFFLINE', '1')
         path = storage.pinned('hf://org/model')
         assert path == f'hf://org/model@{commit_of(MODEL)}'
         assert files_in(storage.cached_directory(path)) == WANTED
@@ -193,20 +180,17 @@ def test_without_a_network_the_cache_is_used(in_cache, monkeypatch, capsys, netw
         assert storage.read_json(LABELS) == [1]
         assert not storage.exists('hf://datasets/org/labels/sentiment/offline.test.jsonl')
         for missing in ('hf://org/other', 'hf://org/model@' + 40 * 'a'):
-            assert failure(storage.pinned, missing).startswith(f'{missing}: {reason}')
+            assert failure(storage.pinned, missing).startswith(
+                f'{missing}: not in the cache, and {reason}'
+            )
         notes = capsys.readouterr().err.count('; its cache is used\n')
-        assert notes == (0 if 'OFFLINE' in reason else 1)
+        assert notes == (0 if network == 'offline' else 1)
 
 
-@pytest.fixture
-def patient(monkeypatch):
-    """Let the library not wait between its tries."""
-    waits = types.SimpleNamespace(sleep=lambda seconds: None)
-    for module in ('file_download', 'utils._http'):
+def test_what_the_hub_refuses(hub_server, monkeypatch):
+    for module in ('file_download', 'utils._http'):  # the library does not wait between its tries
+        waits = types.SimpleNamespace(sleep=lambda seconds: None)
         monkeypatch.setattr(f'huggingface_hub.{module}.time', waits)
-
-
-def test_what_the_hub_refuses(hub_server, patient):
     told = failure(storage.pinned, 'hf://org/none')
     assert told.startswith('hf://org/none: 401 ') and 'Repository Not Found' in told
     assert told.endswith('(private and gated ones need your token in HF_TOKEN)')

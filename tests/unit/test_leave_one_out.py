@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 from compare import assert_norm_close
-from tiny_causal_lms import save, tiny
-from tiny_tokenisers import write_byte_level
+from tiny_causal_lms import write_chat_model
 from trainers import learner_with, rollout_of
 
 from lm_human_preferences import ppo, train_policy
@@ -21,9 +20,7 @@ SAME, QUERY, LIMIT = 3, 3, 5  # of at most 8 tokens
 
 @pytest.fixture(scope='module')
 def llama(tmp_path_factory):
-    directory = tmp_path_factory.mktemp('llama')
-    write_byte_level(directory)
-    return str(save(tiny('llama', vocab_size=512), directory))
+    return str(write_chat_model(tmp_path_factory.mktemp('llama')))
 
 
 @pytest.fixture(params=['test', 'llama'])

@@ -142,18 +142,6 @@ def test_a_warning_is_given_where_a_training_surely_does_not_fit():
     )
 
 
-def meminfo_and_groups(folder, groups, files):
-    """A /proc and a /sys/fs/cgroup."""
-    proc, cgroups = folder / 'proc', folder / 'cgroup'
-    (proc / 'self').mkdir(parents=True)
-    (proc / 'meminfo').write_text('MemTotal:  900 kB\nMemAvailable:  500 kB\n')
-    (proc / 'self/cgroup').write_text(groups)
-    for name, text in files.items():
-        (cgroups / name).parent.mkdir(parents=True, exist_ok=True)
-        (cgroups / name).write_text(text)
-    return proc, cgroups
-
-
 @pytest.mark.parametrize(
     'groups, files, free',
     [
@@ -164,7 +152,14 @@ def meminfo_and_groups(folder, groups, files):
     ids=['no limit', 'limit', 'more than there is'],
 )
 def test_what_a_host_has_left(tmp_path, groups, files, free):
-    assert processors.available_memory(*meminfo_and_groups(tmp_path, groups, files)) == free
+    proc, cgroups = tmp_path / 'proc', tmp_path / 'cgroup'
+    (proc / 'self').mkdir(parents=True)
+    (proc / 'meminfo').write_text('MemTotal:  900 kB\nMemAvailable:  500 kB\n')
+    (proc / 'self/cgroup').write_text(groups)
+    for name, text in files.items():
+        (cgroups / name).parent.mkdir(parents=True, exist_ok=True)
+        (cgroups / name).write_text(text)
+    assert processors.available_memory(proc, cgroups) == free
 
 
 def test_a_training_looks_before_it_begins(monkeypatch, capsys):

@@ -93,13 +93,9 @@ def test_the_order_of_queries_to_train_on_has_a_seed_of_its_own(add_poems):
     assert seeds == [3, 0]
 
 
-@pytest.fixture
-def listed(monkeypatch):
-    """Leave the list of data sets as it was."""
+def test_a_dataset_lists_itself_as_in_the_original(monkeypatch):
     monkeypatch.setattr(registry, 'DATASETS', dict(registry.DATASETS))
 
-
-def test_a_dataset_lists_itself_as_in_the_original(listed):
     def mine(mode, seed=0, shuffle=False, comm=None):
         yield from ('abc', 'de')
 

@@ -171,17 +171,6 @@ def test_attention_without_padding_is_that_with_it(
         assert_norm_close(ours.detach(), reference.detach(), rtol=rtol)
 
 
-def trainer_of(policy, micro_batch_size):
-    """A trainer that samples eight episodes, scores them by a reward model, and logs nothing."""
-    settings = {'ppo.batch_size': 8, 'ppo.nminibatches': 2, 'ppo.noptepochs': 1}
-    settings |= {'task.query_length': 2, 'task.response_length': 3}
-    trainer = learner_with(policy, {**settings, 'ppo.micro_batch_size': micro_batch_size})
-    trainer.steps_done = 1  # the first one logs
-    trainer.score_fn = make_score_fn(train_policy.HParams().task, RewardModel(policy.trained_model))
-    trainer.query_sampler = lambda: {'tokens': torch.arange(16).view(8, 2)}
-    return trainer
-
-
 def test_an_update_reads_little_whatever_its_micro_batches(monkeypatch):
     """On a pretended GPU, where what is read is told from what is in host memory already."""
     reads = []
@@ -200,7 +189,13 @@ def test_an_update_reads_little_whatever_its_micro_batches(monkeypatch):
         with pretended():
             policy = Policy(TrainedModel('test'))
             policy.is_end = lambda tokens, position: tokens % 5 == 0
-            trainer = trainer_of(policy, size)
+            settings = {'ppo.batch_size': 8, 'ppo.nminibatches': 2, 'ppo.noptepochs': 1}
+            settings |= {'task.query_length': 2, 'task.response_length': 3}
+            trainer = learner_with(policy, {**settings, 'ppo.micro_batch_size': size})
+            trainer.steps_done = 1  # the first one logs
+            reward_model = RewardModel(policy.trained_model)
+            trainer.score_fn = make_score_fn(train_policy.HParams().task, reward_model)
+            trainer.query_sampler = lambda: {'tokens': torch.arange(16).view(8, 2)}
             reads.clear()
             trainer.step()
             counts.append(len(reads))

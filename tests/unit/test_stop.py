@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from ranks import need, on_ranks
-from tiny_causal_lms import save, tiny
+from tiny_causal_lms import save, tiny, write_chat_model
 from tiny_tokenisers import END, write_byte_level
 from trainers import learner_with, rollout_of
 
@@ -28,9 +28,7 @@ def trained(request, tmp_path_factory):
     """GPT-2's own network, and one of transformers."""
     if request.param == 'test':
         return TrainedModel('test')
-    directory = tmp_path_factory.mktemp('llama')
-    write_byte_level(directory)
-    return TrainedModel(str(save(tiny('llama', vocab_size=512), directory)))
+    return TrainedModel(str(write_chat_model(tmp_path_factory.mktemp('llama'))))
 
 
 @pytest.fixture
@@ -141,12 +139,6 @@ def update(trainer, rollout):
     return stats, gradients, {name: each.detach() for name, each in parameters.items()}
 
 
-def assert_same(found, expected, **tolerance):
-    for ours, theirs in zip(found, expected, strict=True):
-        for name in theirs:
-            torch.testing.assert_close(ours[name], theirs[name], **tolerance, msg=name)
-
-
 def test_a_longer_limit_that_nobody_uses_changes_nothing(policy):
     """Nor do micro-batches whose blocks are recomputed."""
     lengths = [min(length, 5) for length in LENGTHS]
@@ -154,7 +146,9 @@ def test_a_longer_limit_that_nobody_uses_changes_nothing(policy):
     trainer = trainer_of(policy, **{'ppo.micro_batch_size': 3})
     trainer.policy.model.gradient_checkpointing = True
     found = update(trainer, episodes(policy, lengths, limit=2 * LIMIT))
-    assert_same(found, expected, rtol=1e-4, atol=1e-6)
+    for ours, theirs in zip(found, expected, strict=True):
+        for name in theirs:
+            torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_tokens_count_alike_on_whichever_rank_they_are(policy, monkeypatch):

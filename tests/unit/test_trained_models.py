@@ -11,7 +11,7 @@ from compare import assert_close
 from golden_data import require, require_bpe
 from safetensors.torch import load_file, save_file
 from sample_files import tf_variables, write_hugging_face
-from tiny_causal_lms import save, tiny
+from tiny_causal_lms import write_chat_model
 from tiny_tokenisers import write_byte_level
 
 from lm_human_preferences import storage
@@ -116,8 +116,7 @@ def test_values_that_are_not_finite_are_named(tmp_path, model_dir, kind):
         rewrite(model_dir, lambda tensors: np.put(tensors['model/h0/ln_1/g'], 2, math.nan))
         name, directory, path = 'model/h0/ln_1/g', model_dir, model_dir / 'model.ckpt'
     else:
-        write_byte_level(tmp_path)
-        save(tiny('llama', vocab_size=512), tmp_path)
+        write_chat_model(tmp_path)
         directory, path, name = tmp_path, tmp_path, 'model.layers.0.mlp.up_proj.weight'
         stored = load_file(tmp_path / 'model.safetensors')
         stored[name].flatten()[2] = -math.inf
