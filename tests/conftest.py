@@ -80,7 +80,7 @@ _forks = []
 
 def _refuse_to_fork():
     raise RuntimeError(
-        'a fork of pytest has the locks of threads that it has not: use interrupted.start or'
+        'a fork of pytest has the locks of threads that it has not: use interrupted.run or'
         ' subprocess'
     )
 
@@ -127,8 +127,6 @@ def chance(request):
 def no_forks_and_no_children_left():
     """Fail a test that has forked this process, and end trainings that it has left running."""
     yield
-    if interrupted := sys.modules.get('interrupted'):
-        interrupted.kill_children()
     if launched := sys.modules.get('launched'):
         launched.end_what_was_started()
     forks = [*_forks]

@@ -9,7 +9,7 @@ from command_line import invoke, last_error_of, succeed
 from tiny_causal_lms import both_steps, save, tiny
 from tiny_tokenisers import write_byte_level
 
-from lm_human_preferences.checkpointing import checkpoints, names
+from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.language.trained_models import TrainedModel
 
@@ -24,47 +24,34 @@ def make_model(directory, family, disk='float32', shards=None, **settings):
     return directory
 
 
-MADE = {'disk': 'bfloat16', 'shards': '30KB', 'tie_word_embeddings': True}
-
-
-class Trained:
-    def __init__(self, folder):
-        from transformers import AutoModelForCausalLM
-
-        model = make_model(folder / 'model', 'qwen3', attention_dropout=0.1, **MADE)
-        self.original = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-        self.weight_files = sorted(path.name for path in model.glob('*.safetensors*'))
-        self.printed = succeed(both_steps(model, folder)).stdout
-        self.run = folder / 'moved'
-        (folder / 'run').rename(self.run)
-        shutil.rmtree(model)
-
-
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-    return Trained(tmp_path_factory.mktemp('trained'))
+    """A run that was moved, and what it began with, which is gone."""
+    from transformers import AutoModelForCausalLM
 
-
-def variables(directory):
-    bundle = Bundle(checkpoints.latest(str(directory)))
-    return {name: np.array(bundle[name]) for name in bundle}
-
-
-def step_of(directory):
-    return names.step_of(names.resumable(str(directory / 'policy/checkpoints'))[0])
+    folder = tmp_path_factory.mktemp('trained')
+    made = {'disk': 'bfloat16', 'shards': '30KB', 'tie_word_embeddings': True}
+    model = make_model(folder / 'model', 'qwen3', attention_dropout=0.1, **made)
+    original = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    weight_files = [*model.glob('*.safetensors*')]
+    printed = succeed(both_steps(model, folder)).stdout
+    (folder / 'run').rename(folder / 'moved')
+    shutil.rmtree(model)
+    return folder / 'moved', original, weight_files, printed
 
 
 def test_a_run_begins_with_the_weights_that_are_in_the_files(trained):
     """In bfloat16, in several files; the policy learns all of them."""
-    assert len(trained.weight_files) == 4
-    saved = variables(trained.run / 'policy/checkpoints')
-    for name, parameter in trained.original.named_parameters():
+    run, original, weight_files, printed = trained
+    assert len(weight_files) == 4
+    saved = Bundle(checkpoints.latest(str(run / 'policy/checkpoints')))
+    for name, parameter in original.named_parameters():
         np.testing.assert_array_equal(saved[f'ref_policy/{name}'], parameter.detach().numpy())
         assert not np.array_equal(saved[f'policy/{name}'], saved[f'ref_policy/{name}'])
     assert not np.array_equal(
         saved['reward_model/model.norm.weight'], saved['ref_policy/model.norm.weight']
     )
-    assert 'time left' in trained.printed
+    assert 'time left' in printed
 
 
 @pytest.mark.parametrize(

@@ -137,37 +137,6 @@ def test_benchmark(command, monkeypatch, capsys, own_environment):
     assert re.search(BENCHMARKS[command], found), found
 
 
-def printed_by_quarter(tmp_path, program, **environ):
-    """What quarter.sh prints with the smallest sizes, where a shell's `program` is Python."""
-    python = tmp_path / 'python'
-    python.write_text(f'#!/bin/sh\n{program}\n')
-    python.chmod(0o700)
-    return subprocess.run(
-        [FOLDER / 'quarter.sh', tmp_path / 'out', '--tiny'],
-        env={**os.environ, 'PYTHON': str(python), **environ},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    ).stdout
-
-
-def tiny_quarter(tmp_path):
-    """The commands of quarter.sh with the smallest sizes, by the names of its parts."""
-    printed_by_quarter(tmp_path, 'echo "$@"')
-    (log,) = (tmp_path / 'out').iterdir()
-    parts = re.findall(r'^== (\w+): .*\n(.*)\n== \1: status 0 after', log.read_text(), re.M)
-    return {name: command.split() for name, command in parts}
-
-
-def test_the_quarter_of_an_hour_ends(tmp_path):
-    """The limit of all parts cuts the first of them off, whose lines are in the table."""
-    found = printed_by_quarter(tmp_path, 'echo begun; exec sleep 30', SECONDS_IN_ALL='3')
-    assert found.count('begun') == 1
-    before, table = found.split('==== what was found')
-    assert before.count(': no time left') == table.count(': no time left') == 7
-    assert re.search('== million: status 124 after [23] s', table)
-
-
 # speed_large is the program of memory_large.
 PARTS = {
     'million': r'\nfp32 .* epochs ',
@@ -181,7 +150,16 @@ PARTS = {
 
 @pytest.fixture(scope='module')
 def quarter(tmp_path_factory):
-    return tiny_quarter(tmp_path_factory.mktemp('quarter'))
+    """The commands of quarter.sh with the smallest sizes, by the names of its parts."""
+    folder = tmp_path_factory.mktemp('quarter')
+    python = folder / 'python'
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o700)
+    words = [FOLDER / 'quarter.sh', folder / 'out', '--tiny']
+    subprocess.run(words, env={**os.environ, 'PYTHON': str(python)}, check=True)
+    log = (folder / 'out/quarter.txt').read_text()
+    parts = re.findall(r'^== (\w+): .*\n(.*)\n== \1: status 0 after', log, re.M)
+    return {name: command.split() for name, command in parts}
 
 
 def test_each_part_of_the_quarter_of_an_hour_is_written(quarter):

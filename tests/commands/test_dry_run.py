@@ -85,13 +85,9 @@ def test_labels_are_checked(tmp_path):
     assert "first label: query 'bcd', sample0 'aaaa', sample1 'bbbb', " in said
     assert ', best 2\n' in said
     expected = "label 0, field 'best' must be a whole number from 0 to 3"
-    assert expected in error_of_dry_run(f'{words} {bad}')
-    assert 'no such file' in error_of_dry_run(f'{words} {folder}/missing.json')
+    assert expected in last_error_of(invoke(f'{words} {bad}'))
+    assert 'no such file' in last_error_of(invoke(f'{words} {folder}/missing.json'))
     assert not (tmp_path / 'runs').exists()
-
-
-def error_of_dry_run(words):
-    return last_error_of(invoke(words))
 
 
 @pytest.mark.parametrize(
@@ -111,8 +107,10 @@ def error_of_dry_run(words):
     ],
 )
 def test_what_would_fail(words, message, tmp_path):
-    found = error_of_dry_run(
-        f'train_policy test first --dry_run --save_dir {tmp_path}/runs {words.format(tmp_path)}'
+    found = last_error_of(
+        invoke(
+            f'train_policy test first --dry_run --save_dir {tmp_path}/runs {words.format(tmp_path)}'
+        )
     )
     assert message.format(tmp_path) in found
     assert not (tmp_path / 'runs').exists()
@@ -130,8 +128,8 @@ def test_what_would_fail(words, message, tmp_path):
 )
 def test_values_that_cannot_work_are_refused_and_nothing_is_written(words, range_, tmp_path):
     for more in ('', '--dry_run'):
-        found = error_of_dry_run(
-            f'train_policy test first --mpi 1 --save_dir {tmp_path} {words} {more}'
+        found = last_error_of(
+            invoke(f'train_policy test first --mpi 1 --save_dir {tmp_path} {words} {more}')
         )
         assert words.split()[0].strip('-') in found and range_ in found
         assert not list(tmp_path.iterdir())
@@ -143,14 +141,14 @@ def test_queries_to_evaluate_on_are_there(tmp_path):
     (tmp_path / 'queries.test.jsonl').write_text(json.dumps('nothing'))
     words = f'train_policy mock_sentiment run --save_dir {tmp_path}/runs --dry_run {NEW} off'
     words += f' --rewards.trained_model mock --task.query_dataset {queries}'
-    assert "has no word 'nothing'" in error_of_dry_run(words)
+    assert "has no word 'nothing'" in last_error_of(invoke(words))
     succeed(f'{words} --run.evaluate off')
 
 
 def test_a_run_that_is_there_already(tmp_path):
     words = f'train_reward test first --save_dir {tmp_path} --labels.num_train 64 --mpi 1'
     succeed(words)
-    assert f'{tmp_path}/first holds a run already' in error_of_dry_run(f'{words} --dry_run')
+    assert f'{tmp_path}/first holds a run already' in last_error_of(invoke(f'{words} --dry_run'))
     succeed(f'{words} --dry_run --overwrite')
     succeed(f'{words} --dry_run --run.resume on')
     changed = f'{words} --dry_run --run.resume on --micro_batch_size 4'

@@ -8,31 +8,13 @@ import pytest
 from command_line import error_of, flat, invoke, succeed
 from console import printed, responses
 from golden_data import found, require, require_bpe
+from trainers import files_in
 
 import sample
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 
 SAVED_RUNS = [path.split('/')[0] for path in found('*/policy/checkpoints/checkpoint')]
-
-
-def options(hparams, **changes):
-    given = {**flat(hparams), **{name.replace('__', '.'): value for name, value in changes.items()}}
-    words = [f'--{key}={value}' for key, value in given.items() if key != 'run.save_dir']
-    return [*words, '--run.console=original']
-
-
-def files_under(directory):
-    names = {str(path.relative_to(directory)) for path in directory.rglob('*') if path.is_file()}
-    names.discard('run.json')
-    return sorted(re.sub(r'(events.out.tfevents)\..*', r'\1', name) for name in names)
-
-
-def run_directory(name):
-    hparams = json.loads(require(name, 'train_policy_hparams.json').read_text())
-    if hparams['task']['query_dataset'] == 'books':
-        require_bpe()
-    return require(name), hparams
 
 
 @pytest.fixture
@@ -45,16 +27,15 @@ def passages(tmp_path):
 
 @pytest.mark.parametrize('name', SAVED_RUNS)
 def test_train_policy_on_a_recorded_reward_model(name, tmp_path, passages, monkeypatch):
-    directory, hparams = run_directory(name)
+    directory = require(name)
+    hparams = json.loads(require(name, 'train_policy_hparams.json').read_text())
     if hparams['task']['query_dataset'] == 'books':
         hparams['task']['query_dataset'] = passages
         monkeypatch.setenv('LMHP_GPT2_ENCODINGS', str(require_bpe()))
     ppo = {**hparams['ppo'], 'total_episodes': 2 * hparams['ppo']['batch_size']}
-    words = options(
-        {'task': hparams['task'], 'ppo': ppo},
-        task__policy__initial_model=directory / 'policy',
-        run__log_interval=1,
-    )
+    given = flat({'task': hparams['task'], 'ppo': ppo, 'run': {'log_interval': 1}})
+    given |= {'task.policy.initial_model': directory / 'policy', 'run.console': 'original'}
+    words = [f'--{key}={value}' for key, value in given.items()]
     words += ['--rewards.train_new_model=off', f'--rewards.trained_model={directory}']
     result = succeed(['train_policy', 'test', 'mine', '--mpi=1', f'--save_dir={tmp_path}', *words])
     assert len(printed('objective/score', result.stdout)) == 2
@@ -98,7 +79,8 @@ def test_the_embedded_experiment_and_samples_of_it(tmp_path):
     assert np.mean(scores[-3:]) > scores[0] + 1
     parts = ('data-00000-of-00001', 'index', 'resume.json')
     steps = [f'policy/checkpoints/model.ckpt-{step}.{part}' for step in (25, 50) for part in parts]
-    assert files_under(tmp_path / 'first') == [
+    files = files_in(tmp_path / 'first').keys() - {'run.json'}
+    assert sorted(re.sub(r'(tfevents)\..*', r'\1', name) for name in files) == [
         'policy/checkpoints/checkpoint',
         *steps,
         'policy/encoding',

@@ -107,6 +107,8 @@ RENDERED_TEST = {f'[user] {text}{END}[assistant]' for text in ('It was late. Why
 
 
 def test_a_policy_learns_to_chat(tmp_path, queries, chat_model, contexts):
+    from transformers import AutoModelForCausalLM
+
     of_base = {'repetition_penalty': 1.1, 'top_p': 0.8, 'min_p': 0.1, 'temperature': 0.6}
     (chat_model / 'generation_config.json').write_text(json.dumps(of_base))
     reward = tmp_path / 'reward.py'
@@ -134,14 +136,8 @@ def test_a_policy_learns_to_chat(tmp_path, queries, chat_model, contexts):
     assert all(END not in line['response'] for line in saved)
     assert set(contexts) == RENDERED_TEST
     succeed(f'export {tmp_path}/run {tmp_path}/exported')
-    samples_as_trained(tmp_path / 'exported')
-
-
-def samples_as_trained(exported):
-    """`generate` of transformers: at the training's temperature, with nothing of the base's."""
-    from transformers import AutoModelForCausalLM
-
-    found = AutoModelForCausalLM.from_pretrained(exported).generation_config
-    assert found.eos_token_id == [0]
-    assert (found.do_sample, found.temperature, found.top_k, found.top_p) == (True, 0.7, 0, 1.0)
-    assert (found.repetition_penalty, found.min_p) == (1.0, None)
+    # `generate` of transformers: at the training's temperature, with nothing of the base's.
+    config = AutoModelForCausalLM.from_pretrained(tmp_path / 'exported').generation_config
+    assert config.eos_token_id == [0]
+    assert (config.do_sample, config.temperature, config.top_k, config.top_p) == (True, 0.7, 0, 1)
+    assert (config.repetition_penalty, config.min_p) == (1.0, None)

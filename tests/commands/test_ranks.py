@@ -129,18 +129,14 @@ def test_on_a_terminal(tmp_path):
     fcntl.ioctl(terminal_of_job, termios.TIOCSWINSZ, size)
     draw = start_job(tmp_path, 'draw', stdout=terminal_of_job, stderr=terminal_of_job)
     os.close(terminal_of_job)
-    text = read_until_closed(terminal)
+    content = b''
+    with contextlib.suppress(OSError):  # raised at its end
+        while True:
+            content += os.read(terminal, 1 << 16)
     assert draw.wait() == 0
+    text = content.decode()
     bars = re.findall(r'\r(bar:.*?)(?=[\r\n])', text)
     assert bars
     assert {len(bar) for bar in bars} == {columns - 1}
     lines = re.findall('^line .*', text.replace('\r', '\n'), re.MULTILINE)
     assert lines == ['line 0', 'line 1', 'line 2']
-
-
-def read_until_closed(terminal):
-    content = b''
-    with contextlib.suppress(OSError):  # raised at its end
-        while True:
-            content += os.read(terminal, 1 << 16)
-    return content.decode()

@@ -16,28 +16,14 @@ NAME = 'run“1”'  # neither ASCII nor Latin-1 has these quotes
 FOREVER = ('--ppo.total_episodes=64_000_000', '--run.log_interval=1')
 
 
+TRAINING = (
+    'launch.py train_policy test {} --rewards.train_new_model=off --rewards.trained_model=test'
+)
+
+
 def environment(**variables):
-    return {
-        **os.environ,
-        'OMP_NUM_THREADS': '1',
-        'COLUMNS': '',
-        'PYTHONUNBUFFERED': '',
-        **ROOT_MAY,
-        **variables,
-    }
-
-
-def training(folder, name, *words):
-    return (
-        'launch.py',
-        'train_policy',
-        'test',
-        name,
-        f'--save_dir={folder}',
-        '--rewards.train_new_model=off',
-        '--rewards.trained_model=test',
-        *words,
-    )
+    own = {'OMP_NUM_THREADS': '1', 'COLUMNS': '', 'PYTHONUNBUFFERED': ''}
+    return {**os.environ, **own, **ROOT_MAY, **variables}
 
 
 def closed_when(ready, *words):
@@ -59,9 +45,8 @@ def closed_when(ready, *words):
 
 def test_training_whose_output_nobody_reads_any_more(tmp_path):
     """It saves what it has done."""
-    status, errors = closed_when(
-        lambda: list(tmp_path.rglob('events.*')), *training(tmp_path, 'run', *FOREVER)
-    )
+    words = [*TRAINING.format('run').split(), f'--save_dir={tmp_path}', *FOREVER]
+    status, errors = closed_when(lambda: list(tmp_path.rglob('events.*')), *words)
     assert status == 141 and b'Error' not in errors
     assert checkpoints.latest(str(tmp_path / 'run' / 'policy' / 'checkpoints'))
 
@@ -95,8 +80,8 @@ def on_a_full_disk(words, **variables):
 
 def test_a_training_goes_on_without_its_output(tmp_path):
     """Its name, which the locale lacks, has the bytes of a terminal that knows it."""
-    words = training(tmp_path, NAME, '--ppo.total_episodes=64', '--mpi=1')
-    result = on_a_full_disk(words, **ASCII)
+    words = [*TRAINING.format(NAME).split(), '--ppo.total_episodes=64', '--mpi=1']
+    result = on_a_full_disk([*words, f'--save_dir={tmp_path}'], **ASCII)
     told = b'WARNING: the output cannot be written, and what follows is lost: No space left on devi'
     assert result.returncode == 0 and result.stderr.startswith(told), result.stderr
     assert result.stderr.count(b'\n') == 1

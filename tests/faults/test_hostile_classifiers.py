@@ -74,31 +74,19 @@ def weights(change):
     return damage
 
 
-def set_nan(tensors):
-    tensors['classifier.weight'][0, 0] = torch.nan
-
-
-def pickles_only(directory):
-    (directory / WEIGHTS).unlink()
-    for name in ('pytorch_model.bin', 'model.pt'):
-        (directory / name).write_bytes(pickle.dumps(Harmful(directory / 'executed')))
-
-
-def pickle_by_the_name(directory):
-    (directory / WEIGHTS).write_bytes(pickle.dumps(Harmful(directory / 'executed')))
-
-
-def own_code(**entries):
+def pickles(*names):
     def damage(directory):
-        (directory / 'modeling.py').write_text(CODE.format(directory))
-        change_json(directory / CONFIG, auto_map=entries, model_type='own')
+        (directory / WEIGHTS).unlink()
+        for name in names:
+            (directory / name).write_bytes(pickle.dumps(Harmful(directory / 'executed')))
 
     return damage
 
 
-def own_code_of_a_known_family(directory):
-    own_code(AutoModelForSequenceClassification='modeling.Bert')(directory)
-    change_json(directory / CONFIG, model_type='bert')
+def own_code(directory):
+    (directory / 'modeling.py').write_text(CODE.format(directory))
+    entry = {'AutoModelForSequenceClassification': 'modeling.Bert'}
+    change_json(directory / CONFIG, auto_map=entry)
 
 
 def code_of_the_tokeniser(directory):
@@ -119,14 +107,17 @@ def token_without_a_row(directory):
     'damage, told',
     [
         (config(architectures=['BertForMaskedLM']), 'is not of a sequence classifier'),
-        (own_code_of_a_known_family, 'code of its own \\(auto_map\\), which is not run'),
+        (own_code, 'code of its own \\(auto_map\\), which is not run'),
         (code_of_the_tokeniser, 'its tokeniser cannot be read'),
         (config(hidden_size=32), r'bert\..* \(.*16.*\), the model needs \(.*32.*\)'),
         (config(id2label=None, num_labels=10**9), 'num_labels must be 1 to 10000'),
         (config(reward_constant=1e400), 'does not give a text 1 finite scores'),
-        (weights(set_nan), 'classifier.weight has values that are not finite'),
-        (pickles_only, 'pickled weights are not read'),
-        (pickle_by_the_name, 'is damaged or missing'),
+        (
+            weights(lambda tensors: tensors['classifier.weight'].fill_(torch.nan)),
+            'classifier.weight has values that are not finite',
+        ),
+        (pickles('pytorch_model.bin', 'model.pt'), 'pickled weights are not read'),
+        (pickles(WEIGHTS), 'is damaged or missing'),
         (token_without_a_row, 'its tokeniser has .* up to number 1000, but the model knows'),
     ],
 )

@@ -98,15 +98,6 @@ def on_another_machine(monkeypatch, tmp_path):
     monkeypatch.setattr(run_record, '_THIS_PROCESS', 'elsewhere')
 
 
-def test_the_store_gets_all_files(store, reference, tmp_path):
-    """As a local run has them, byte by byte; the staging directory is deleted then."""
-    result = succeed(f'{WORDS} {STORE}')
-    assert f'saving to {RUN}\n' in result.stdout
-    assert f'"save_dir": "{RUN}"'.encode() in store['run/train_policy_hparams.json']
-    assert not os.path.exists(staged())
-    assert_same(downloaded(store, tmp_path), reference)
-
-
 def save(directory, step, content=b'x'):
     for suffix in (checkpoints.DATA, checkpoints.INDEX):
         (directory / f'model.ckpt-{step}{suffix}').write_bytes(content)
@@ -154,14 +145,20 @@ def test_settings_are_uploaded_before_checkpoints_and_their_list_last(store, sta
 
 
 def test_an_outage_delays_uploads(server, store, reference, tmp_path, monkeypatch):
-    """Training goes on, and the next checkpoint uploads what is missing."""
+    """Training goes on, and the next checkpoint uploads what is missing.
+
+    The store gets all files as a local run has them; the staging directory is deleted then.
+    """
     actions = {
         1: lambda: server.faults.append(Fault('status', 503, times=None)),
         3: lambda: (eventually(lambda: server.faults[0].hits > 3), server.faults.clear()),
     }
     after_steps(monkeypatch, actions)
     result = succeed(f'{WORDS} {STORE}')
+    assert f'saving to {RUN}\n' in result.stdout
     assert f'WARNING: {RUN} is not complete: {STORE}' in result.stdout
+    assert f'"save_dir": "{RUN}"'.encode() in store['run/train_policy_hparams.json']
+    assert not os.path.exists(staged())
     assert_same(downloaded(store, tmp_path), reference)
 
 
@@ -178,24 +175,14 @@ def test_an_outage_till_the_end(server, store, reference, tmp_path, monkeypatch)
     assert_same(downloaded(store, tmp_path), reference)
 
 
-def killed_run(output, method, step):
-    """A run whose machine is gone after a step, as soon as the checkpoint before is uploaded."""
-    state = {STEP: 'policy/checkpoints', TRAIN_BATCH: 'reward_model/unfinished'}[method]
-    die = {
-        'moment': method,
-        'count': step,
-        'call': 'remote_calls:die_when_listed',
-        'arguments': [f'{RUN}/{state}/checkpoint', f'ckpt-{step - 1}"'],
-    }
-    assert run(f'{WORDS} {STORE}'.split(), output, moments=(), calls=[die]) == -9, (
-        output.read_text()
-    )
-
-
 @pytest.mark.parametrize('method, step', [(STEP, 3), (TRAIN_BATCH, 2)], ids=['policy', 'reward'])
 def test_going_on_elsewhere(store, reference, tmp_path, monkeypatch, method, step):
-    """From what the store has."""
-    killed_run(tmp_path / 'out', method, step)
+    """From what the store has, as soon as it has the checkpoint before, when a machine is gone."""
+    state = 'policy/checkpoints' if method == STEP else 'reward_model/unfinished'
+    listed = [f'{RUN}/{state}/checkpoint', f'ckpt-{step - 1}"']
+    die = {'moment': method, 'count': step, 'call': 'remote_calls:die_when_listed'}
+    calls = [{**die, 'arguments': listed}]
+    assert run(f'{WORDS} {STORE}'.split(), tmp_path / 'out', moments=(), calls=calls) == -9
     words = f'{WORDS} {STORE} --run.resume on' if method == TRAIN_BATCH else f'resume {RUN}'
     on_another_machine(monkeypatch, tmp_path)
     status = run(words.split(), tmp_path / 'out')

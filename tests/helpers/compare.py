@@ -36,13 +36,8 @@ def assert_stats(ours, recorded, *, rtol=1e-4, atol=2e-7, elements=None):
     assert set(ours) == set(recorded)
     for name in sorted(recorded):
         may_flip = 1.01 / elements if elements and name.endswith('clipfrac') else 0
-        assert_close(
-            np.asarray(ours[name], np.float64),
-            recorded[name],
-            rtol=rtol,
-            atol=atol + may_flip,
-            name=name,
-        )
+        found = np.asarray(ours[name], np.float64)
+        assert_close(found, recorded[name], rtol=rtol, atol=atol + may_flip, name=name)
 
 
 def tokens(recorded):

@@ -1,4 +1,4 @@
-"""`./launch.py` in a process that interrupted.py has a fork server start: kills, patches, calls."""
+"""`./launch.py` in a process that interrupted.py has a fork server start: kills and calls."""
 
 import faulthandler
 import functools
@@ -18,33 +18,38 @@ from blobserver.server import install_redirect
 import launch
 
 
-def run(job: dict) -> None:
-    """Run `./launch.py WORDS` as interrupted.start describes it, with an output of its own."""
+def run(
+    words, output, directory, environment, moments, kill_at=None, number=9, counter=None, calls=()
+) -> None:
+    """Run `./launch.py WORDS`, which sends itself signal `number` at the `kill_at`-th of `moments`.
+
+    A moment is the call of a function, 'module:Class.method'. The file `counter` gets how many
+    there were. calls: each {'moment': ..., 'count': n, 'call': 'module:function', 'arguments':
+    [...]} is made as soon as a moment has come and gone n times.
+    """
     gc.freeze()  # what the server has imported is not looked through, and so not copied
     threading.Thread(target=_end_with_pytest, daemon=True).start()
-    with open(job['output'], 'ab', buffering=0) as file:
+    with open(output, 'ab', buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)
     faulthandler.enable(2, all_threads=True)  # SIGABRT shows where it is
-    os.chdir(job['directory'])
+    os.chdir(directory)
     os.environ.clear()
-    os.environ.update(job['environment'])
+    os.environ.update(environment)
     if 'BLOBTEST_REDIRECT' in os.environ:
         install_redirect(os.environ['BLOBTEST_REDIRECT'])
-    for name, value in job['patches'].items():
-        setattr(*_resolve(name), value)
-    for call in job['calls']:
+    for call in calls:
         _call_after(**call)
     passed = itertools.count(1)  # which threads may advance at the same time
-    for name in job['moments']:
-        _wrap(name, functools.partial(_count, passed, job['kill_at'], job['number']))
+    for name in moments:
+        _wrap(name, functools.partial(_count, passed, kill_at, number))
     try:
-        launch.cli(job['words'])
+        launch.cli(words)
     finally:
-        if job['counter']:
-            Path(job['counter']).write_text(str(next(passed) - 1))
+        if counter:
+            Path(counter).write_text(str(next(passed) - 1))
 
 
 def _end_with_pytest() -> None:

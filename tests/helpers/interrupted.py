@@ -51,79 +51,27 @@ def _fork_server() -> multiprocessing.context.ForkServerContext:
     return context
 
 
-class Child:
-    def __init__(self, output: Path, job: dict) -> None:
-        self.output = output
-        self._process = _fork_server().Process(target=forked_job.run, args=[job], daemon=True)
-        self._process.start()
-        self.process = self._process.pid
-        _children.append(self)
-
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        if self._process.is_alive():
-            os.kill(self.process, number)
-
-    def wait(self, seconds: float = PATIENCE) -> int:
-        """Return the exit status, or minus the signal's number; a hang shows all threads."""
-        self._process.join(seconds)
-        if self._process.exitcode is None:
-            self.kill(signal.SIGABRT)
-            self._process.join(10)
-            self.kill()
-            raise AssertionError(
-                f'not ended within {seconds} seconds:\n{self.output.read_text()[-10_000:]}'
-            )
-        return self._process.exitcode
-
-
-_children: list[Child] = []  # of the present test
-
-
-def kill_children() -> None:
-    while _children:
-        child = _children.pop()
-        child.kill()
-        child.wait()
-
-
-def start(
-    words,
-    output,
-    kill_at=None,
-    counter=None,
-    moments=MOMENTS,
-    number=signal.SIGKILL,
-    patches=None,
-    calls=(),
-) -> Child:
-    """`./launch.py WORDS` in a Child, which sends itself signal `number` at the `kill_at`-th of the
-    `moments`.
-
-    It has the environment and the directory of this process as they are now. What else a test wants
-    to be different there is given as data: patches {'module:NAME': value}; calls, each {'moment':
-    ..., 'count': n, 'call': 'module:function', 'arguments': [...]}, of functions to be called as
-    soon as a moment has come and gone n times. A moment is the call of a function,
-    'module:Class.method'. The file `counter` gets how many `moments` there were.
-    """
-    return Child(
-        Path(output),
-        {
-            'words': with_console(words),
-            'output': str(Path(output).resolve()),
-            'counter': counter and str(counter),
-            'kill_at': kill_at,
-            'moments': list(moments),
-            'number': int(number),
-            'patches': patches or {},
-            'calls': list(calls),
-            'environment': dict(os.environ),
-            'directory': os.getcwd(),
-        },
-    )
-
-
 def run(words, output, **settings) -> int:
-    return start(words, output, **settings).wait()
+    """Run `./launch.py WORDS` in a child; return its exit status, or minus the signal's number.
+
+    It has the environment and the directory of this process as they are now. settings: what else is
+    to be different there, see forked_job.run. A hang shows the stacks of all threads.
+    """
+    place = {'directory': os.getcwd(), 'environment': dict(os.environ)}
+    job = {'words': with_console(words), 'output': str(Path(output).resolve()), **place}
+    job |= {'moments': MOMENTS, **settings}
+    child = _fork_server().Process(target=forked_job.run, kwargs=job, daemon=True)
+    child.start()
+    try:
+        child.join(PATIENCE)
+        if child.exitcode is None:
+            os.kill(child.pid, signal.SIGABRT)
+            child.join(10)
+            printed = Path(output).read_text()[-10_000:]
+            raise AssertionError(f'not ended within {PATIENCE} seconds:\n{printed}')
+        return child.exitcode
+    finally:
+        child.kill()
 
 
 @contextlib.contextmanager

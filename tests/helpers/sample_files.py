@@ -14,18 +14,8 @@ from lm_human_preferences.language.gpt2.tf_names import TensorFlowNames
 from lm_human_preferences.language.weights import scoped
 
 SIZES = dict(n_vocab=27, n_ctx=8, n_embd=4, n_head=2, n_layer=1)
-LABELS = [
-    {
-        'query': [0, 1, 27],
-        'sample': [3, 4],
-        'sample0': [3, 4],
-        'sample1': [4, 5],
-        'best': 1,
-        'score': 0.5,
-        'difference': -2,
-    }
-    for _ in range(4)
-]
+SAMPLES = {'sample': [3, 4], 'sample0': [3, 4], 'sample1': [4, 5]}
+LABELS = [{'query': [0, 1, 27], **SAMPLES, 'best': 1, 'score': 0.5, 'difference': -2}] * 4
 MERGES = '#version: 0.2\nt h\nĠ th\nth e\nĠ the\n'.encode()
 
 
@@ -37,16 +27,9 @@ def write_lines(path, values):
 def label_hparams(path, **changes):
     """Settings of a reward training on the labels at `path`, of the shape of LABELS by default."""
     hparams = reward_options.CommandHParams()
-    hparams.override_from_dict(
-        {
-            'labels.source': str(path),
-            'labels.type': 'best_of_2',
-            'batch_size': 2,
-            'task.query_length': 3,
-            'task.response_length': 2,
-            **changes,
-        }
-    )
+    settings = {'labels.source': str(path), 'labels.type': 'best_of_2', 'batch_size': 2}
+    settings |= {'task.query_length': 3, 'task.response_length': 2}
+    hparams.override_from_dict(settings | changes)
     return hparams
 
 

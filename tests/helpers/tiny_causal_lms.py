@@ -39,7 +39,6 @@ OTHERS = {
     'stablelm': WITHOUT_HEAD_DIM,
     'qwen3_moe': EXPERTS,
     'mixtral': EXPERTS,
-    'qwen3_next': EXPERTS,
     'bloom': {'vocab_size': 64, 'hidden_size': 32, 'n_layer': 2, 'n_head': 4},
     'mpt': {'vocab_size': 64, 'd_model': 32, 'n_layers': 2, 'n_heads': 4, 'max_seq_len': 64},
 }

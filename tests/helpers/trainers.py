@@ -64,18 +64,13 @@ def learner_with(policy, settings, comm=None, ref_policy=None):
     return learner(policy, hparams, comm or Comm(), ref_policy)
 
 
-def as_tensors(arrays):
-    """Recorded arrays as the port takes them: token ids int64."""
-    return {
-        name: tokens(a) if a.dtype.kind == 'i' else torch.from_numpy(a)
-        for name, a in arrays.items()
-    }
-
-
 def rollouts_of(folder, config, rank, size):
     """The recorded rollouts of configuration `config`, those rows that are this rank's."""
     name = 'rollouts_affix.npz' if 'affix' in config else 'rollouts.npz'
-    return rollout_of(**as_tensors(load_npz(folder, name)))[rank::size]
+    tensors = {}
+    for key, values in load_npz(folder, name).items():
+        tensors[key] = tokens(values) if values.dtype.kind == 'i' else torch.from_numpy(values)
+    return rollout_of(**tensors)[rank::size]
 
 
 def rollout_of(**tensors):

@@ -18,22 +18,16 @@ SHARE = 0.97  # of the updates of each tag
 LEARNED = 2  # standard deviations over seeds by which the score must have risen
 
 
-def hparams_of_curves():
-    overrides = load_json('curves', 'overrides.json')
-    for name in ('task.policy.initial_model', 'rewards.trained_model'):
-        overrides[name] = str(require('curves', overrides[name]))
-    hparams = train_policy.HParams()
-    hparams.override_from_dict(overrides)
-    return hparams
-
-
 class EnoughUpdates(Exception):
     pass
 
 
 def one_seed(seed):
-    hparams, steps = hparams_of_curves(), []
-    hparams.run.seed = seed
+    overrides, steps = load_json('curves', 'overrides.json'), []
+    for name in ('task.policy.initial_model', 'rewards.trained_model'):
+        overrides[name] = str(require('curves', overrides[name]))
+    hparams = train_policy.HParams()
+    hparams.override_from_dict({**overrides, 'run.seed': seed})
 
     class Recording(train_policy.PPOTrainer):
         def step(self):
@@ -52,14 +46,6 @@ def one_seed(seed):
     return {name: [stats[name] for stats in steps] for name in steps[0]}
 
 
-def trained_curves():
-    recorded = {
-        name: values[:, :UPDATES] for name, values in load_npz('curves', 'curves.npz').items()
-    }
-    runs = [one_seed(seed) for seed in SEEDS]
-    return {name: np.array([run[name] for run in runs], np.float64) for name in recorded}, recorded
-
-
 def standard_error(a, b):
     """That of the difference of the means over seeds, which vary alike in both."""
     squares = sum(((values - values.mean(0)) ** 2).sum(0) for values in (a, b))
@@ -70,9 +56,16 @@ def standard_error(a, b):
 @pytest.mark.slow
 def test_curves():
     """One test: the trainings take many seconds of a processor."""
-    curves = trained_curves()
+    curves = load_npz('curves', 'curves.npz')
+    recorded = {name: values[:, :UPDATES] for name, values in curves.items()}
+    runs = [one_seed(seed) for seed in SEEDS]
+    ours = {name: np.array([run[name] for run in runs], np.float64) for name in recorded}
+    curves = ours, recorded
     assert_means_agree(curves)
-    assert_the_task_is_learned(curves)
+    for runs in curves:
+        score = runs['objective/score'].astype(np.float64)
+        assert score[:, -10:].mean() - score[:, :10].mean() > LEARNED * score[:, :10].mean(1).std()
+        assert len(np.unique(score[:, 0])) > 1
     last = [runs['objective/score'][:, -10:].mean() for runs in curves]
     assert_close(last[0], last[1], rtol=0.03)
 
@@ -89,10 +82,3 @@ def assert_means_agree(curves):
         if agree.mean() < SHARE:
             disagreeing[name] = agree.mean()
     assert not disagreeing
-
-
-def assert_the_task_is_learned(curves):
-    for runs in curves:
-        score = runs['objective/score'].astype(np.float64)
-        assert score[:, -10:].mean() - score[:, :10].mean() > LEARNED * score[:, :10].mean(1).std()
-        assert len(np.unique(score[:, 0])) > 1

@@ -1,11 +1,13 @@
 """lm_tasks and make_score_fn against the recordings in tasks.npz and tasks.json."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 from compare import assert_close, assert_equal, tokens
 from golden_data import json_if_there, load_npz, require_bpe, under
+from sample_files import write_lines
 from tiny_tokenisers import write_words
 
 from lm_human_preferences import lm_tasks
@@ -20,16 +22,6 @@ CASES = json_if_there('tasks.json', default={})
 
 def by_id(kind):
     return pytest.mark.parametrize('case', CASES.get(kind, ()), ids=lambda case: case['id'])
-
-
-class SumOfTokens:
-    encoder = None
-
-    def __init__(self, padding_token):
-        self.padding_token = padding_token
-
-    def score(self, queries, responses):
-        return 0.1 * queries.float().sum(1) + 0.001 * responses.float().sum(1)
 
 
 def truncating(case):
@@ -52,7 +44,12 @@ def test_postprocess_and_filter(case):
 @by_id('truncate')
 def test_score(case):
     recorded = under(load_npz('tasks.npz'), case['id'] + '/')
-    score_fn = make_score_fn(truncating(case), SumOfTokens(case['padding_token']))
+    reward = SimpleNamespace(
+        encoder=None,
+        padding_token=case['padding_token'],
+        score=lambda queries, responses: 0.1 * queries.float().sum(1) + 0.001 * responses.sum(1),
+    )
+    score_fn = make_score_fn(truncating(case), reward)
     scores, responses, stats = score_fn(tokens(recorded['queries']), tokens(recorded['responses']))
     assert_close(scores, recorded['score'], rtol=1e-5)
     assert_equal(responses, recorded['postprocessed'])
@@ -186,31 +183,21 @@ def test_ranks_take_turns_in_one_stream_of_letters():
     assert torch.equal(drawn_queries(1, 2, Other()), drawn_queries(1, 4)[1::2])
 
 
-class Rank(comms.Comm):
-    """One of `size` ranks, all of which draw the same."""
-
-    def __init__(self, rank, size):
-        self.rank, self.size = rank, size
-
-
-def sampler_of_lines(path, batch_size, comm):
-    texts = ['ab', '', 'cde', 'x', '', 'fx', 'ghi', 'jkl']
-    path.write_text(''.join(f'{json.dumps(text)}\n' for text in texts))
-    hparams = lm_tasks.TaskHParams(query_length=3, query_dataset=str(path), start_text=None)
-    return lm_tasks.make_query_sampler(
-        hparams=hparams, encoder=encodings.Test.get_encoder(), batch_size=batch_size, comm=comm
-    )
-
-
 @pytest.mark.parametrize('before, after, batches', [(1, 2, 4), (2, 1, 1), (2, 6, 4), (3, 3, 0)])
 def test_samplers_go_on_from_a_position(tmp_path, before, after, batches):
     """Six queries at a time, at any number of ranks, in this epoch or a later one."""
 
+    path = write_lines(tmp_path / 'x.jsonl', ['ab', '', 'cde', 'x', '', 'fx', 'ghi', 'jkl'])
+    task = lm_tasks.TaskHParams(query_length=3, query_dataset=str(path), start_text=None)
+    encoder = encodings.Test.get_encoder()
+
     def samplers(size):
-        return [
-            sampler_of_lines(tmp_path / 'x.jsonl', 6 // size, Rank(rank, size))
-            for rank in range(size)
-        ]
+        found = []
+        for comm in (comms.Comm() for _ in range(size)):
+            comm.rank, comm.size = len(found), size
+            settings = {'encoder': encoder, 'batch_size': 6 // size, 'comm': comm}
+            found.append(lm_tasks.make_query_sampler(task, **settings))
+        return found
 
     def draw(ranks):
         return torch.stack([sampler()['tokens'] for sampler in ranks], dim=1).flatten(0, 1)

@@ -214,18 +214,6 @@ def test_compressed_index_is_refused(prefix):
         Bundle(prefix)
 
 
-def test_missing_files(tmp_path, prefix):
-    with pytest.raises(BundleError, match=f'^{tmp_path}/none.index is missing$'):
-        Bundle(tmp_path / 'none')
-    os.mkdir(tmp_path / 'folder.index')
-    with pytest.raises(BundleError, match=f'^{tmp_path}/folder.index is not a file$'):
-        Bundle(tmp_path / 'folder')
-    os.remove(prefix + DATA)
-    bundle = Bundle(prefix)
-    with pytest.raises(BundleError, match=f'^{prefix}{DATA} is missing$'):
-        bundle['scalar']
-
-
 UNKNOWN = "'v' is neither numbers nor booleans (type {} of types.proto), which is not supported"
 SIZE = "damaged: 'v' has {} bytes, which do not make float32 {}"
 NO_CHECKPOINT = 'damaged or no checkpoint:'

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import pathlib
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -222,20 +223,14 @@ def random_head(reference):
     return dataclasses.replace(found, weight=torch.randn(width), **numbers)
 
 
-class Unsure:
-    encoder = encodings.Test.get_encoder()
-    padding_token = encoder.padding_token
-    blocks = ()
-
-    def score_and_stats(self, queries, responses, states=None):
-        return torch.tensor([3.0, 3.0]), {'score_std': torch.tensor([1.0, 2.0])}
-
-
 def test_the_deviations_of_scores_are_logged_of_penalties_too():
     task = TaskHParams(query_length=1, response_length=1, penalty_reward_value=-7)
     task.truncate_token = 1  # the second response has none
     tokens, zeros = torch.tensor([[1], [2]]), torch.zeros(2, 1)
-    scores, scored, stats = rewards.make_score_fn(task, Unsure())(tokens, tokens)
+    encoder, found = encodings.Test.get_encoder(), {'score_std': torch.tensor([1.0, 2.0])}
+    reward = SimpleNamespace(encoder=encoder, padding_token=encoder.padding_token, blocks=())
+    reward.score_and_stats = lambda *_: (torch.tensor([3.0, 3.0]), found)
+    scores, scored, stats = rewards.make_score_fn(task, reward)(tokens, tokens)
     logged = {'logprobs': zeros, 'ref_logprobs': zeros, 'values': zeros, 'scores': scores}
     rollout = ppo.Rollout(tokens, tokens, scored_responses=scored, **logged)
     assert 'objective/score_std' not in ppo.step_stats(rollout, 0.1, zeros, {})

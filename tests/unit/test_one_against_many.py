@@ -65,23 +65,6 @@ def starting_alike(trainer):
     return trainer
 
 
-def reward_trainer(comm, **settings):
-    hparams = train_reward.HParams(batch_size=BATCH, lr=1e-3)
-    hparams.override_from_dict({'labels.type': 'best_of_4', 'run.log_interval': 10**9, **settings})
-    phase = reward_phase(hparams)
-    return starting_alike(
-        train_reward.RewardModelTrainer(
-            reward_model=RewardModel(TrainedModel('test')).double(),
-            policy=None,
-            query_sampler=None,
-            labels=labels(),
-            phase=phase,
-            logger=train_reward.logger_of(phase, comm),
-            comm=comm,
-        )
-    )
-
-
 def ppo_trainer(comm, **settings):
     common = {'ppo.batch_size': BATCH * comm.size, 'ppo.nminibatches': 2, 'ppo.lr': 1e-3}
     common |= {'task.query_length': QUERY_LENGTH, 'task.response_length': RESPONSE_LENGTH}
@@ -124,7 +107,19 @@ def assert_same(run, comm, alone, **settings):
 
 def reward_training(comm, **settings):
     """Record updates on the same `BATCHES` of labels, however many ranks share them."""
-    trainer = reward_trainer(comm, **settings)
+    hparams = train_reward.HParams(batch_size=BATCH, lr=1e-3)
+    hparams.override_from_dict({'labels.type': 'best_of_4', 'run.log_interval': 10**9, **settings})
+    phase = reward_phase(hparams)
+    trainer = train_reward.RewardModelTrainer(
+        reward_model=RewardModel(TrainedModel('test')).double(),
+        policy=None,
+        query_sampler=None,
+        labels=labels(),
+        phase=phase,
+        logger=train_reward.logger_of(phase, comm),
+        comm=comm,
+    )
+    starting_alike(trainer)
     recorded = Recorded(trainer)
     recorded.losses = []
     for indices in np.split(np.arange(sum(BATCHES)), np.cumsum(BATCHES)[:-1]):
@@ -182,19 +177,14 @@ def test_micro_batches_of_policy_training(micro_batch_size, whiten_rewards):
         np.testing.assert_allclose(parts.stats[name], values, rtol=RTOL, err_msg=name)
 
 
-@pytest.fixture
-def rows(monkeypatch):
-    seen, outputs = [], Model.outputs
+def test_no_more_rows_at_a_time(monkeypatch):
+    rows, outputs = [], Model.outputs
 
     def counted(self, tokens, *args):
-        seen.append(len(tokens))
+        rows.append(len(tokens))
         return outputs(self, tokens, *args)
 
     monkeypatch.setattr(Model, 'outputs', counted)
-    return seen
-
-
-def test_no_more_rows_at_a_time(rows):
     size, expected = 5, {5, BATCH % 5}
     ppo = {'batch_size': BATCH, 'total_episodes': BATCH, 'micro_batch_size': size}
     settings = {f'ppo.{name}': value for name, value in ppo.items()}

@@ -3,15 +3,14 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from command_line import error_of, invoke
+from launched import REPOSITORY
 
 from lm_human_preferences import errors
 from lm_human_preferences.cli import launch as jobs
 
-ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = './sample.py sample'
 
 
@@ -47,7 +46,7 @@ def test_a_command_is_printed_so_that_it_runs_in_any_folder(
 @pytest.mark.parametrize('script', ['launch.py', 'sample.py'])
 def test_a_python_without_click_ends_in_one_line(script):
     result = subprocess.run(
-        [sys.executable, '-S', script, '--help'], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, '-S', script, '--help'], cwd=REPOSITORY, capture_output=True, text=True
     )
     assert (result.returncode, result.stdout) == (2, '')
     (line,) = result.stderr.splitlines()

@@ -20,10 +20,6 @@ from lm_human_preferences.errors import UserError
 BASE = 'az://openaipublic/lm-human-preferences'
 URL = 'https://openaipublic.blob.core.windows.net/lm-human-preferences'
 CONTAINER = 'openaipublic/lm-human-preferences'
-CHILD = (
-    'import hashlib, sys; from lm_human_preferences import storage; '
-    'print(hashlib.md5(open(storage.cached_path(sys.argv[1]), "rb").read()).hexdigest())'
-)
 
 
 def contents(path):
@@ -36,9 +32,11 @@ def files(root):
 
 
 def child(server, url):
-    return subprocess.Popen(
-        [sys.executable, '-c', CHILD, url], env=server.env, stdout=subprocess.PIPE, text=True
-    )
+    """A process that prints the digest of what it fetches."""
+    code = 'import hashlib, sys; from lm_human_preferences import storage; '
+    code += 'print(hashlib.md5(open(storage.cached_path(sys.argv[1]), "rb").read()).hexdigest())'
+    words = [sys.executable, '-c', code, url]
+    return subprocess.Popen(words, env=server.env, stdout=subprocess.PIPE, text=True)
 
 
 def failure(path=BASE + '/big', kind=storage.StorageError):

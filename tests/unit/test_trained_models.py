@@ -84,13 +84,6 @@ def test_missing_heads_are_drawn_and_reported(model_dir, capsys, monkeypatch):
     assert model.heads['reward'].w.any() and model.heads['reward'].b == 0
 
 
-def test_a_fresh_value_head_is_zero_and_a_reward_head_has_the_deviation_of_the_original():
-    sizes = HParams(n_vocab=27, n_ctx=8, n_embd=1000, n_head=1, n_layer=1)
-    heads = Model(sizes, ['value', 'reward']).initialize().heads
-    assert not heads['value'].w.any() and not heads['value'].b and not heads['reward'].b
-    assert heads['reward'].w.std().item() == pytest.approx(1 / np.sqrt(1001), rel=0.2)
-
-
 @pytest.mark.parametrize(
     'change, told',
     [

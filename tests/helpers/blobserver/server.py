@@ -188,15 +188,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     head_blob = get_blob
 
     def get_list(self):
-        prefix, first = self.query.get('prefix', ''), self.query.get('marker', '')
-        names = sorted(name for name in self.blobs if name.startswith(prefix) and name >= first)
-        size = int(self.query.get('maxresults', 10))
-        entries = ''.join(self.list_entry(name) for name in names[:size])
-        following = ''.join(names[size : size + 1])
-        body = (
-            f'<?xml version="1.0" encoding="utf-8"?><EnumerationResults><Blobs>{entries}</Blobs>'
-            f'<NextMarker>{following}</NextMarker></EnumerationResults>'
-        )
+        prefix = self.query.get('prefix', '')
+        names = sorted(name for name in self.blobs if name.startswith(prefix))
+        entries = ''.join(self.list_entry(name) for name in names)
+        body = '<?xml version="1.0" encoding="utf-8"?><EnumerationResults><Blobs>' + entries
+        body += '</Blobs><NextMarker></NextMarker></EnumerationResults>'
         return self.reply(200, body.encode(), {'Content-Type': 'application/xml'})
 
     def list_entry(self, name):
@@ -222,9 +218,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return self.reply(201, b'', {})
 
     def put_blocklist(self):
-        etag = self.etag(self.blobs.get(self.name, b''))
-        if self.headers.get('If-Match', etag) != etag:
-            return self.error(412, 'ConditionNotMet')
         wanted = re.findall('<Latest>(.*?)</Latest>', self.body.decode())
         md5 = self.headers.get('x-ms-blob-content-md5', '')
         properties = (md5, email.utils.formatdate(usegmt=True))
