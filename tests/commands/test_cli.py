@@ -301,11 +301,8 @@ def test_descriptors_of_a_trial_are_a_part_of_the_name_of_its_run(started, monke
 @pytest.fixture
 def job(monkeypatch):
     calls = []
-    monkeypatch.setitem(
-        sys.modules,
-        'lm_human_preferences.fakejob',
-        types.SimpleNamespace(train=lambda **kw: calls.append(kw)),
-    )
+    module = types.SimpleNamespace(train=lambda **given: calls.append(given))
+    monkeypatch.setitem(sys.modules, 'lm_human_preferences.fakejob', module)
     return calls
 
 

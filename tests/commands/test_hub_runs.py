@@ -38,26 +38,18 @@ def hub(hub_server, tmp_path):
     write_words(directory, WORDS)
     (directory / 'encoding').unlink()
     lines = [json.dumps({**PREFERENCE, 'rejected': word}) for word in WORDS]
-    hub_server.holds = {
-        'org/gpt2': {'main': files_in(directory)},
-        'org/other': {'main': files_in(directory)},
-        'datasets/org/data': {
-            'main': {
-                'labels/train.jsonl': '\n'.join(lines).encode(),
-                'queries.jsonl': b'"word5 word6 word7"\n' * 20,
-            }
-        },
-    }
+    for name in ('org/gpt2', 'org/other'):
+        hub_server.holds[name] = {'main': files_in(directory)}
+    data = {'labels/train.jsonl': '\n'.join(lines).encode()}
+    data['queries.jsonl'] = b'"word5 word6 word7"\n' * 20
+    hub_server.holds['datasets/org/data'] = {'main': data}
     return hub_server
 
 
 def train_reward(tmp_path, *more, model='org/gpt2', name='run'):
-    words = [
-        f'--save_dir={tmp_path}',
-        f'--task.policy.initial_model={model}',
-        f'--labels.source={DATA}/labels/train.jsonl',
-        f'--task.query_dataset={DATA}/queries.jsonl',
-    ]
+    words = [f'--save_dir={tmp_path}', f'--task.policy.initial_model={model}']
+    words += [f'--labels.source={DATA}/labels/train.jsonl']
+    words += [f'--task.query_dataset={DATA}/queries.jsonl']
     return invoke(['train_reward', 'test', name, *SETTINGS.split(), *words, *more])
 
 

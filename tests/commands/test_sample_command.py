@@ -236,13 +236,8 @@ def test_queries_are_those_of_the_test_part(copied_run, tmp_path):
 
 def test_interrupted_sampling_is_quiet_and_its_output_complete(labelled_run, tmp_path):
     path = tmp_path / 'out.jsonl'
-    launch = Launch(
-        tmp_path,
-        f'--save_dir={labelled_run}',
-        '--mpi=2',
-        f'--output={path}',
-        command=('sample.py', 'sample'),
-    )
+    words = [f'--save_dir={labelled_run}', '--mpi=2', f'--output={path}']
+    launch = Launch(tmp_path, *words, command=('sample.py', 'sample'))
     eventually(lambda: path.exists() and len(path.read_bytes().splitlines()) > 20)
     launch.process.send_signal(signal.SIGINT)
     assert launch.end_within(18) == 130

@@ -224,10 +224,8 @@ def test_a_run_that_was_fetched_in_part_is_fetched_again(store, monkeypatch):
     uploads.fetch(*fetch)
     assert uploads.is_up_to_date(RUN, staged())
     data = glob.glob(staged('policy/checkpoints/*.data-*'))  # not all, as they are large
-    assert {os.path.basename(path).partition('.data')[0] for path in data} == {
-        'model.ckpt-2',
-        'model.ckpt-3',
-    }
+    fetched = {os.path.basename(path).partition('.data')[0] for path in data}
+    assert fetched == {'model.ckpt-2', 'model.ckpt-3'}
 
 
 def test_a_run_that_was_copied_to_the_store_goes_on(store, tmp_path):

@@ -13,11 +13,8 @@ from launched import EVERYWHERE, FAULTS, PATIENCE, Launch, eventually
 
 pytestmark = pytest.mark.slow
 NEW = '--rewards.train_new_model'
-WORDS = [
-    '--ppo.total_episodes=640',
-    '--run.save_interval=2',
-    f'{NEW}.run.save_interval=4',
-]  # 32 steps, then 10
+# 32 steps, then 10
+WORDS = f'--ppo.total_episodes=640 --run.save_interval=2 {NEW}.run.save_interval=4'.split()
 
 
 def words(directory):
@@ -25,11 +22,8 @@ def words(directory):
     return [*begun.split(), *WORDS]
 
 
-MORE = [
-    '--run.save_interval=1000',
-    f'{NEW}.run.save_interval=1000',
-    f'--run.stop_timeout={PATIENCE}',  # however busy the machine is
-]
+MORE = f'--run.save_interval=1000 {NEW}.run.save_interval=1000'.split()
+MORE += [f'--run.stop_timeout={PATIENCE}']  # however busy the machine is
 
 
 @pytest.fixture(scope='module')

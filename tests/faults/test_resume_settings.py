@@ -35,13 +35,8 @@ SMALL = (
 # These change where and how long a run works, and are tested where they are tested for a new one:
 # several ranks in test_ranks.py and test_lost_ranks.py, an end in test_stop.py, patience in
 # test_online_runs.py, a function in test_reward_function.py.
-ELSEWHERE = {
-    'rewards.function',
-    'rewards.online.patience',
-    'run.allreduce',
-    'run.allreduce_timeout',
-    'run.stop_timeout',
-}
+ELSEWHERE = {'rewards.function', 'rewards.online.patience', 'run.stop_timeout'}
+ELSEWHERE |= {'run.allreduce', 'run.allreduce_timeout'}
 
 
 @pytest.fixture(scope='module')

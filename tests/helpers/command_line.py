@@ -17,11 +17,11 @@ PUBLISHED = 'az://openaipublic/lm-human-preferences/runs/{}/reward_model'
 def caught_jobs(monkeypatch):
     """A list that will hold (job, arguments, mpi) of every job that a command would start."""
     found = []
-    monkeypatch.setattr(
-        jobs,
-        'start_job',
-        lambda job, arguments, mpi, **settings: found.append((job, arguments, mpi)),
-    )
+
+    def start_job(job, arguments, mpi, **settings):
+        found.append((job, arguments, mpi))
+
+    monkeypatch.setattr(jobs, 'start_job', start_job)
     return found
 
 

@@ -49,14 +49,9 @@ def torch_variables(size, address, port):
 
 def output_of(command, environment=os.environ, seconds=PATIENCE):
     """Return what a command prints, which ends well; each of its processes has one thread."""
-    done = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=seconds,
-        env={**environment, 'OMP_NUM_THREADS': '1'},
-    )
+    environment = {**environment, 'OMP_NUM_THREADS': '1'}
+    streams = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
+    done = subprocess.run(command, env=environment, timeout=seconds, **streams)
     assert done.returncode == 0, done.stdout
     return done.stdout
 

@@ -41,11 +41,9 @@ def meaning(ty, value, words):
     if isinstance(value, bool):
         return next((known(value) for known in (bool, int, float) if known in members(ty)), value)
     if isinstance(value, float) and int in members(ty):
-        return (
-            int(value)
-            if value.is_integer()
-            else hyperparams.parse(int, 'original-defects 9: it was cut off')
-        )
+        if value.is_integer():
+            return int(value)
+        raise ValueError('original-defects 9: it was cut off')
     return hyperparams.parse(ty, str(value))
 
 
@@ -80,6 +78,11 @@ def set_leaf(hparams, key, value):
     setattr(hparams, name, copy.deepcopy(value))
 
 
+def of_other(key):
+    """Name of an option of the task for the reward model of a policy, or the other way round."""
+    return f'{NEW}.{key}' if key.startswith('task.') else key.removeprefix(f'{NEW}.')
+
+
 def experiment_of(case):
     names = RECORDED['names'][case['argv'][0].replace('-', '_')]
     return next(
@@ -110,11 +113,7 @@ def expected_hparams(case):
         elif value != 'on':  # all groups are on in the recorded experiments that need one
             set_leaf(hparams, key, value)
             if 'task.' in key and command == 'train_policy' and settings.get(NEW) != 'off':
-                set_leaf(
-                    hparams,
-                    f'{NEW}.{key}' if key.startswith('task.') else key.removeprefix(f'{NEW}.'),
-                    value,
-                )
+                set_leaf(hparams, of_other(key), value)
     if settings.get(NEW) == 'off' and not hparams.rewards.trained_model:
         hparams.rewards.trained_model = PUBLISHED.format(exp)
     try:
@@ -122,9 +121,8 @@ def expected_hparams(case):
     except (AssertionError, TypeError, ValueError) as e:
         raise Refused(str(e).split()[0]) from None
     if call['save_dir']:
-        name = (
-            call['name'] if isinstance(call['name'], str) else case['argv'][2]
-        )  # original-defects 7: numbers failed
+        # Original-defects 7: numbers failed.
+        name = call['name'] if isinstance(call['name'], str) else case['argv'][2]
         hparams.run.save_dir = os.path.join(call['save_dir'], name)
     return hparams
 
@@ -172,9 +170,7 @@ def test_recorded_changes(case, started):
         expected[key] = value
         if 'task.' in key and command == 'train_policy' and NEW not in case['hparams_changed']:
             # original-defects 27: it had to be set twice
-            expected[f'{NEW}.{key}' if key.startswith('task.') else key.removeprefix(f'{NEW}.')] = (
-                value
-            )
+            expected[of_other(key)] = value
     if case['launched']['run_save_dir'] is not None:
         expected['run.save_dir'] = case['launched']['run_save_dir']
     assert flat(hparams_of(started).to_nested_dict()) == {

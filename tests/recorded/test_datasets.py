@@ -27,12 +27,8 @@ def name_of(setting):
 
 
 # (what was recorded, over how many ranks)
-SHARDED = sorted(
-    {
-        (key.rpartition('/')[0], int(key.rpartition('of')[2]))
-        for key in npz_keys('datasets', 'sequences.npz')
-    }
-)
+KEYS = npz_keys('datasets', 'sequences.npz')
+SHARDED = sorted({(key.rpartition('/')[0], int(key.rpartition('of')[2])) for key in KEYS})
 SETTING = {name_of(setting): setting for setting in SETTINGS}
 
 
@@ -92,17 +88,10 @@ def recorded_sequences(setting, **options):
         assert setting[token] == (
             None if setting[text] is None else encoder.encode(setting[text])[0]
         )
-    return sequences_of(
-        datasets.get_dataset(setting['dataset']),
-        setting['sequence_length'],
-        mode=setting['mode'],
-        encoder=encoder,
-        seed=setting['seed'],
-        shuffle=setting['shuffle'],
-        start_token=setting['start_token'],
-        end_token=setting['end_token'],
-        **options,
-    )
+    names = ('mode', 'seed', 'shuffle', 'start_token', 'end_token')
+    options |= {'encoder': encoder, **{name: setting[name] for name in names}}
+    dataset = datasets.get_dataset(setting['dataset'])
+    return sequences_of(dataset, setting['sequence_length'], **options)
 
 
 def require_encoding(setting):

@@ -148,12 +148,6 @@ def test_fresh_models_start_as_the_original_did():
     }.items():
         values = parameters[f'model/{name}']
         assert_close(values.std(), std, rtol=3 / np.sqrt(values.numel()), name=name)
-    for name in (
-        'h0/ln_1/b',
-        'h0/attn/c_attn/b',
-        'heads/value/w',
-        'heads/value/b',
-        'heads/reward/b',
-    ):
+    for name in 'h0/ln_1/b h0/attn/c_attn/b heads/value/w heads/value/b heads/reward/b'.split():
         assert not parameters[f'model/{name}'].any(), name
     assert (parameters['model/ln_f/g'] == 1).all()

@@ -49,14 +49,9 @@ def variables_of(trainer):
 
 
 def check_parameters(trainer, recorded, start, config):
-    small = config['hparams']['ppo']['lr'] < SMALL_LR
-    assert_parameters(
-        variables_of(trainer),
-        recorded,
-        start=start,
-        atol=2e-6 if small else 5e-6,
-        change_rtol=0.02 if small else 0.002,
-    )
+    is_small = config['hparams']['ppo']['lr'] < SMALL_LR
+    tolerances = dict(atol=2e-6, change_rtol=0.02) if is_small else dict(change_rtol=0.002)
+    assert_parameters(variables_of(trainer), recorded, start=start, **tolerances)
 
 
 def test_loss_targets_and_gradients(case):
@@ -66,12 +61,8 @@ def test_loss_targets_and_gradients(case):
         rollouts = rollouts_of(folder, config['id'], rank, size)
         trainer = ppo_trainer(config['hparams'], comms.Comm())
         for prefix in sorted({key.split('/')[0] for key in recorded}):
-            check_minibatch(
-                trainer,
-                minibatch(rollouts, int(prefix.removeprefix('minibatch')), config),
-                under(recorded, f'{prefix}/'),
-                config,
-            )
+            rows = minibatch(rollouts, int(prefix.removeprefix('minibatch')), config)
+            check_minibatch(trainer, rows, under(recorded, f'{prefix}/'), config)
 
 
 def check_minibatch(trainer, rollouts, recorded, config):
@@ -97,15 +88,10 @@ def check_gradients(policy, recorded, without):
     for name, norm in norms.items():
         # Gradients that cancel, such as that of the keys' bias, are rounding errors: measured
         # beside the whole.
-        assert_close(
-            np.linalg.norm(gradients[name]),
-            norm,
-            atol=1e-6 * recorded['grad_norm_global'],
-            name=name,
-        )
-    assert_close(
-        np.sqrt(sum(np.square(g).sum() for g in gradients.values())), recorded['grad_norm_global']
-    )
+        atol = 1e-6 * recorded['grad_norm_global']
+        assert_close(np.linalg.norm(gradients[name]), norm, atol=atol, name=name)
+    squares = sum(np.square(gradient).sum() for gradient in gradients.values())
+    assert_close(np.sqrt(squares), recorded['grad_norm_global'])
     for name, gradient in under(recorded, 'grad/').items():
         assert_norm_close(gradients[name], gradient, name=name)
 
@@ -131,11 +117,8 @@ def test_updates_without_shuffling(case):
             after = under(arrays, f'after{call}/')
             if after:
                 check_parameters(trainer, after, initial, config)
-        assert_stats(
-            {name: [s[name].item() for s in stats] for name in stats[0]},
-            under(recorded, 'stats/'),
-            elements=elements_of(config),
-        )
+        found = {name: [s[name].item() for s in stats] for name in stats[0]}
+        assert_stats(found, under(recorded, 'stats/'), elements=elements_of(config))
 
     on_ranks(size, work)
 
@@ -154,11 +137,8 @@ def test_train_shuffles_as_the_original(case, monkeypatch):
         trainer = ppo_trainer(config['hparams'], comm)
         trainer.steps_done = RECORDED[folder]['global_step_start']
         stats = trainer.train(rollouts_of(folder, config['id'], comm.rank, size))
-        assert_stats(
-            {name: [value.item() for value in values] for name, values in stats.items()},
-            under(recorded, 'stats/'),
-            elements=elements_of(config),
-        )
+        found = {name: [value.item() for value in values] for name, values in stats.items()}
+        assert_stats(found, under(recorded, 'stats/'), elements=elements_of(config))
         check_parameters(trainer, under(arrays, 'train/after/'), initial, config)
 
     on_ranks(size, work)

@@ -44,16 +44,9 @@ def test_rewards_and_step_statistics(folder):
             for name, values in under(inputs, 'train_stats/').items()
         }
         nothing = torch.full_like(logprobs, torch.nan)
-        rollout = ppo.Rollout(
-            queries=nothing,
-            responses=nothing,
-            logprobs=logprobs,
-            values=nothing,
-            ref_logprobs=ref_logprobs,
-            scores=scores,
-            scored_responses=nothing,
-            rewards=rewards,
-        )
+        unused = dict.fromkeys(('queries', 'responses', 'values', 'scored_responses'), nothing)
+        of_step = {'logprobs': logprobs, 'ref_logprobs': ref_logprobs, 'scores': scores}
+        rollout = ppo.Rollout(**unused, **of_step, rewards=rewards)
         return trainer.record_step_stats(
             rollout,
             kl_coef=trainer.kl_ctl.value,
@@ -130,11 +123,8 @@ def test_steps_tell_the_controller_their_kl_and_use_its_coefficient(folder):
     trainer.kl_ctl = SpyController()
     trainer.query_sampler = lambda: {'tokens': torch.arange(4 * query_length).reshape(4, -1) % 26}
     trainer.ppo.batch_size = 4
-    trainer.score_fn = lambda queries, responses: (
-        torch.ones(4),
-        responses,
-        {'score': torch.ones(4)},
-    )
+    ones = torch.ones(4)
+    trainer.score_fn = lambda queries, responses: (ones, responses, {'score': ones})
     stats = [trainer.step() for _ in range(3)]
     assert trainer.kl_ctl.told == [(s['objective/kl'], 4) for s in stats]
     assert [s['objective/kl_coef'] for s in stats] == [0.5, 1.5, 2.5]

@@ -48,18 +48,12 @@ class Run:
         }
 
     def episodes(self):
-        normalizations = [
-            episodes_of_normalizations(self.of_rank(rank, 'reward'), 1)[0]
-            for rank in range(self.size)
-        ]
-        return [
-            normalizations[rank]
-            + [
-                (step['queries'], step['respond/responses'])
-                for step in numbered(self.of_rank(rank, 'policy'), 'step')
-            ]
-            for rank in range(self.size)
-        ]
+        found = []
+        for rank in range(self.size):
+            found += episodes_of_normalizations(self.of_rank(rank, 'reward'), 1)
+            for step in numbered(self.of_rank(rank, 'policy'), 'step'):
+                found[-1].append((step['queries'], step['respond/responses']))
+        return found
 
     def initial_variables(self):
         """The reward model's at the start of its training, the policies' at the start of theirs."""
@@ -74,10 +68,8 @@ class Run:
 
 @pytest.fixture(params=RUNS)
 def run(request, tmp_path, monkeypatch, capsys):
-    if (
-        load_json(f'{request.param}_inputs', 'info.json')['hparams_passed']['task.query_dataset']
-        != 'test'
-    ):
+    hparams = load_json(f'{request.param}_inputs', 'info.json')['hparams_passed']
+    if hparams['task.query_dataset'] != 'test':
         require_bpe()
     return Run(request.param, tmp_path / 'run', monkeypatch, capsys)
 
@@ -121,14 +113,8 @@ def check_steps(run, rank):
 
 
 def check_step(ours, arrays, hparams, rtol):
-    for name in (
-        'respond/logprobs',
-        'respond/values',
-        'ref/logprobs',
-        'scores',
-        'rewards',
-        'non_score_reward',
-    ):
+    computed = 'respond/logprobs respond/values ref/logprobs scores rewards non_score_reward'
+    for name in computed.split():
         assert_close(ours[name], arrays[name], rtol=rtol, atol=2e-5, name=name)
     for name in ('postprocessed_responses', 'global_step'):
         assert_equal(ours[name], arrays[name], name=name)

@@ -108,31 +108,17 @@ def test_same_name_again(tmp_path):
 def test_only_ours_is_deleted(tmp_path):
     """Remains of a kill, and files of a checkpoint that rotates out, go; others stay."""
     save(tmp_path, 'model.ckpt-1', tensors(1))
-    others = [
-        'model.ckpt-1.index.bak',
-        'model.ckpt-0.index',
-        'model.ckpt-0.data-00000-of-00001',
-        'graph.pbtxt',
-        'my.ckpt-1.index',
-        'model.ckpt-1x.index',
-        'checkpoint.old',
-        'model.ckpt-7.index.part',
-        'notes.12.part',
-    ]
-    left = [
-        'model.ckpt-9.resume.json',
-        'model.ckpt-9.index',
-        'model.ckpt-9.data-00000-of-00001',
-        'checkpoint.12.part',
-        'model.ckpt-10.index.77.part',
-        'model.ckpt.resume.json.77.part',
-        'model.ckpt-1.meta',
-    ]
-    for name in others + left:
+    others = 'model.ckpt-1.index.bak model.ckpt-0.index model.ckpt-0.data-00000-of-00001'
+    others += ' graph.pbtxt my.ckpt-1.index model.ckpt-1x.index checkpoint.old'
+    others += ' model.ckpt-7.index.part notes.12.part'
+    left = 'model.ckpt-9.resume.json model.ckpt-9.index model.ckpt-9.data-00000-of-00001'
+    left += ' checkpoint.12.part model.ckpt-10.index.77.part model.ckpt.resume.json.77.part'
+    left += ' model.ckpt-1.meta'
+    for name in f'{others} {left}'.split():
         (tmp_path / name).write_text('x')
     save(tmp_path, 'model.ckpt-2', tensors(2), max_to_keep=1)
     own = {'checkpoint', f'model.ckpt-2{DATA}', 'model.ckpt-2.index'}
-    assert set(files(tmp_path)) == own | {*others}
+    assert set(files(tmp_path)) == own | {*others.split()}
 
 
 def test_nothing_is_deleted_before_the_commit(tmp_path):
@@ -202,13 +188,8 @@ def test_directory_that_cannot_be_made(tmp_path):
 
 
 def test_state(tmp_path):
-    state = {
-        'kl_coef': 0.1 + 0.2,
-        'rng': [1, 2**63],
-        'names': ['é'],
-        'none': None,
-        'nan': float('inf'),
-    }
+    state = {'kl_coef': 0.1 + 0.2, 'rng': [1, 2**63], 'names': ['é'], 'none': None}
+    state['inf'] = float('inf')
     prefix = save(tmp_path, 'model.ckpt-1', tensors(1), state=state)
     assert restore_state(prefix) == state
     index = hashlib.sha256(Path(f'{prefix}.index').read_bytes()).hexdigest()

@@ -24,30 +24,20 @@ WANTED = {
     'vocab.txt': b'a',
     'chat_template.jinja': b'{{ messages }}',
 }
-UNWANTED = {
-    'additional_chat_templates/tools.jinja': b'{{ tools }}',
-    'pytorch_model.bin': b'x',
-    'rng.pt': b'x',
-    'vocab.pkl': b'x',
-    'modeling_custom.py': b'x',
-    'tokenizer_custom.py': b'x',
-    'consolidated.safetensors': b'x',
-    'README.md': b'x',
-    'onnx/config.json': b'x',
-    'original/model.safetensors': b'x',
-}
-MODEL = {**WANTED, **UNWANTED}
+UNWANTED = (
+    'additional_chat_templates/tools.jinja pytorch_model.bin rng.pt vocab.pkl modeling_custom.py'
+    ' tokenizer_custom.py consolidated.safetensors README.md onnx/config.json'
+    ' original/model.safetensors'
+).split()
+MODEL = {**WANTED, **dict.fromkeys(UNWANTED, b'x')}
 LABELS = 'hf://datasets/org/labels/sentiment/offline.json'
 
 
 @pytest.fixture(autouse=True)
 def some_of_each(hub_server):
-    hub_server.holds.update(
-        {
-            'org/model': {'main': MODEL, 'v1': {**MODEL, 'merges.txt': b'old'}},
-            'datasets/org/labels': {'main': {'sentiment/offline.json': b'[1]'}},
-        }
-    )
+    holds = hub_server.holds
+    holds['org/model'] = {'main': MODEL, 'v1': {**MODEL, 'merges.txt': b'old'}}
+    holds['datasets/org/labels'] = {'main': {'sentiment/offline.json': b'[1]'}}
 
 
 def failure(call, *arguments):
