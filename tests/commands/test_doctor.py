@@ -52,13 +52,7 @@ def no_package(name):
 @pytest.mark.parametrize(
     'name, target, change, said, status',
     [
-        (
-            'packages',
-            'importlib.metadata.version',
-            no_package,
-            'PackageNotFoundError: No package',
-            1,
-        ),
+        ('packages', 'importlib.metadata.version', no_package, 'PackageNotFoundError: No', 1),
         ('memory and disk', 'LEAST_MEMORY', 1 << 40, 'make room', 0),
         ('memory and disk', 'storage.free_bytes', lambda path: 3 << 30, '3 GiB free at /tmp', 0),
         ('MPI', 'launch_methods.mpiexec_words', refuse, 'there is none', 0),

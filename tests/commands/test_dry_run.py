@@ -107,11 +107,8 @@ def test_labels_are_checked(tmp_path):
     ],
 )
 def test_what_would_fail(words, message, tmp_path):
-    found = last_error_of(
-        invoke(
-            f'train_policy test first --dry_run --save_dir {tmp_path}/runs {words.format(tmp_path)}'
-        )
-    )
+    command = f'train_policy test first --dry_run --save_dir {tmp_path}/runs {words}'
+    found = last_error_of(invoke(command.format(tmp_path)))
     assert message.format(tmp_path) in found
     assert not (tmp_path / 'runs').exists()
 
@@ -128,9 +125,8 @@ def test_what_would_fail(words, message, tmp_path):
 )
 def test_values_that_cannot_work_are_refused_and_nothing_is_written(words, range_, tmp_path):
     for more in ('', '--dry_run'):
-        found = last_error_of(
-            invoke(f'train_policy test first --mpi 1 --save_dir {tmp_path} {words} {more}')
-        )
+        command = f'train_policy test first --mpi 1 --save_dir {tmp_path} {words} {more}'
+        found = last_error_of(invoke(command))
         assert words.split()[0].strip('-') in found and range_ in found
         assert not list(tmp_path.iterdir())
 

@@ -62,10 +62,8 @@ def test_there_is_no_network_but_the_policy_and_the_reference(run):
     spread = events_of(folder / 'run/tb/ppo')['objective/score_std'][-1][1]
     assert re.search(r'step +episodes +score +spread +KL ', printed)
     assert re.search(rf' 1/1 +64 +\S+ +{spread:.2f} ', printed) and spread > 0
-    scopes = {
-        name.split('/')[0]
-        for name in Bundle(checkpoints.latest(f'{folder}/run/policy/checkpoints'))
-    }
+    bundle = Bundle(checkpoints.latest(f'{folder}/run/policy/checkpoints'))
+    scopes = {name.split('/')[0] for name in bundle}
     assert scopes.isdisjoint({'reward_model'}) and {'policy', 'ref_policy'} <= scopes
     assert not (folder / 'run/reward_model/checkpoints').exists()
 
@@ -176,9 +174,8 @@ def test_a_head_is_fitted_again_while_the_policy_trains(run, tmp_path):
 
 def test_answers_that_prefer_nothing_end_no_run(tmp_path):
     """It ends at step 0, before the first answers, and goes on with a head that scores 0."""
-    (tmp_path / 'nothing.py').write_text(
-        'def score(queries, responses): return [0.0] * len(queries)'
-    )
+    code = 'def score(queries, responses): return [0.0] * len(queries)'
+    (tmp_path / 'nothing.py').write_text(code)
     begun = invoke(
         f'train_policy test run --mpi 1 --save_dir {tmp_path} {NEW}features frozen'
         ' --rewards.online.labels 40 --rewards.online.initial 6 --rewards.online.retrainings 1'

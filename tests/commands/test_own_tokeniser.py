@@ -112,9 +112,7 @@ def test_a_policy_learns_to_chat(tmp_path, queries, chat_model, contexts):
     of_base = {'repetition_penalty': 1.1, 'top_p': 0.8, 'min_p': 0.1, 'temperature': 0.6}
     (chat_model / 'generation_config.json').write_text(json.dumps(of_base))
     reward = tmp_path / 'reward.py'
-    reward.write_text(
-        'def score(queries, responses):\n    return [len(each) for each in responses]'
-    )
+    reward.write_text('def score(queries, texts):\n    return [len(each) for each in texts]')
     function = f'--rewards.function {reward}:score'
     started = succeed(
         f'train_policy chat run --mpi 1 --save_dir {tmp_path} --task.policy.initial_model'

@@ -78,9 +78,8 @@ def test_lock_is_portable():
 
 def test_supported_pythons_are_the_same_everywhere():
     script = (ROOT / 'tools/setup.sh').read_text()
-    oldest, newest = (
-        int(re.search(rf'^{name}=(\d+)$', script, re.M)[1]) for name in ('oldest', 'newest')
-    )
+    found = {name: re.search(rf'^{name}=(\d+)$', script, re.M) for name in ('oldest', 'newest')}
+    oldest, newest = (int(each[1]) for each in found.values())
     assert tuple(f'3.{minor}' for minor in range(oldest, newest + 1)) == tool('lock').PYTHONS
     for minor in range(oldest, newest + 1):
         assert f'python3.{minor}' in script, 'tools/setup.sh does not look for it'

@@ -64,9 +64,8 @@ def columns(rows):
 def logprobs_of(run, scope, temperature, rows):
     policy = Policy(TrainedModel('run', str(run / 'policy'), scope), scope=scope)
     queries, answers = columns(rows)
-    tokens, mask = policy.model.mask_padding(
-        torch.cat([queries, answers], dim=1), policy.padding_token
-    )
+    whole = torch.cat([queries, answers], dim=1)
+    tokens, mask = policy.model.mask_padding(whole, policy.padding_token)
     with torch.no_grad():
         logits = policy.model.logits(policy.model.hidden(tokens, mask)).double()
     logprobs = (logits / temperature).log_softmax(-1)[:, queries.shape[1] - 1 : -1]
@@ -196,10 +195,8 @@ def test_prompts_are_gone_through_again_and_again(batch_size, ranks):
     for per_query, expected in ((1, [1, 2, 1, 2, 1, 2]), (2, [1, 1, 2, 2, 1, 1])):
         found = []
         comms = [SimpleNamespace(rank=rank, size=ranks) for rank in range(ranks)]
-        shares = [
-            rounds_of(cycle(torch.tensor([[1], [2]])), per_query, batch_size, comm)
-            for comm in comms
-        ]
+        queries = torch.tensor([[1], [2]])
+        shares = [rounds_of(cycle(queries), per_query, batch_size, comm) for comm in comms]
         while len(found) < len(expected):
             batches = [next(rounds).flatten().tolist() for rounds in shares]
             assert all(len(batch) == batch_size for batch in batches)

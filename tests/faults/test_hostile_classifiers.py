@@ -130,9 +130,7 @@ def test_damage_of_any_kind_is_one_line_or_does_not_matter(judged):
     draw = random.Random(7)
 
     def damage(directory):
-        name = draw.choice(
-            [CONFIG, CONFIG, CONFIG, 'tokenizer.json', 'tokenizer_config.json', WEIGHTS]
-        )
+        name = draw.choice([*[CONFIG] * 3, 'tokenizer.json', 'tokenizer_config.json', WEIGHTS])
         path = directory / name
         data = path.read_bytes()
         if name == WEIGHTS:

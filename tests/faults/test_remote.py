@@ -315,9 +315,8 @@ def test_runs_in_the_store_are_read(store, tmp_path):
     exported = []
     for seed in (1, 2):
         succeed(f'{words} --run.seed {seed} --overwrite')
-        succeed(
-            f'{DIRECT} 64 --rewards.trained_model {STORE}/reward/run --overwrite --run.seed {seed}'
-        )
+        given = f'--rewards.trained_model {STORE}/reward/run --run.seed {seed}'
+        succeed(f'{DIRECT} 64 --overwrite {given}')
         succeed(f'export {RUN} {tmp_path}/{seed}')
         exported.append((tmp_path / f'{seed}/model.safetensors').read_bytes())
     assert exported[0] != exported[1]

@@ -34,9 +34,8 @@ from lm_human_preferences.runs import run_dir
 from lm_human_preferences.utils import event_files
 from lm_human_preferences.utils.logging import Logger
 
-SMALL = (  # 5 steps, 2 checkpoints
-    '--labels.num_train 160 --normalize_samples 64 --run.save_interval 2'
-)
+# 5 steps, 2 checkpoints
+SMALL = '--labels.num_train 160 --normalize_samples 64 --run.save_interval 2'
 COMMANDS = {
     'train_reward': SMALL,
     'train_policy': (
@@ -183,9 +182,8 @@ def test_error_while_responses_are_scored_undoes_the_step(whole, tmp_path, error
     assert result.output.count(told) == 1, result.output
     assert checkpoints.latest(tmp_path / 'run/policy/checkpoints').endswith('model.ckpt-1')
     succeed(['resume', str(tmp_path / 'run'), '--run.save_interval', '2'])
-    ours, expected = (
-        Bundle(f'{run}/policy/checkpoints/model.ckpt-3') for run in (tmp_path / 'run', whole)
-    )
+    runs = tmp_path / 'run', whole
+    ours, expected = (Bundle(f'{run}/policy/checkpoints/model.ckpt-3') for run in runs)
     for name in expected:
         if not name.endswith('_time'):
             assert (ours[name] == expected[name]).all(), name

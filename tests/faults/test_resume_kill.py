@@ -54,9 +54,8 @@ def test_asked_to_end(alone, tmp_path, moment, count, number):
     assert not (tmp_path / 'run/lock').exists()
     assert run(shlex.split(command), output) == 0
     assert f'Going on from {saved.parent}/model.ckpt-' in output.read_text()
-    more_than_alone = re.compile(
-        rf'policy/checkpoints/(checkpoint|{saved.name.split(".resume")[0]}\.\w+)'
-    )
+    name = saved.name.split('.resume')[0]
+    more_than_alone = re.compile(rf'policy/checkpoints/(checkpoint|{name}\.\w+)')
     assert_same(result_without(more_than_alone, tmp_path), result_without(more_than_alone, alone))
 
 

@@ -106,9 +106,7 @@ def test_no_file_of_this_machine_is_copied_with_a_model(tmp_path):
     write_byte_level(model)
     (model / name).symlink_to(tmp_path / 'private')
     encoding = tokenisers.read(str(model))
-    with pytest.raises(
-        UserError, match=f'^{model / name} is a link to {tmp_path}/private, outside'
-    ):
+    with pytest.raises(UserError, match=f'^{model / name} is a link to {tmp_path}/private, out'):
         encoding.copy_files(str(tmp_path / 'run'))
     assert not (tmp_path / 'run' / name).exists()
     (model / name).unlink()

@@ -7,9 +7,8 @@ CLOCK = ('elapsed/fps', 'elapsed/time')
 
 
 def events_of(directory):
-    accumulator = EventAccumulator(
-        str(directory), size_guidance={'scalars': 0, 'tensors': 0}
-    ).Reload()
+    guidance = {'scalars': 0, 'tensors': 0}
+    accumulator = EventAccumulator(str(directory), size_guidance=guidance).Reload()
     return {
         tag: [(event.step, event.value) for event in accumulator.Scalars(tag)]
         for tag in accumulator.Tags()['scalars']
@@ -23,6 +22,5 @@ def assert_events(directory, recorded, *, rtol):
         for tag, step, value in expected:
             assert step in dict(ours[tag]), (tag, step)
             if tag not in CLOCK:
-                assert_close(
-                    dict(ours[tag])[step], value, rtol=rtol, atol=SUM_ATOL, name=f'{tag} {step}'
-                )
+                found = dict(ours[tag])[step]
+                assert_close(found, value, rtol=rtol, atol=SUM_ATOL, name=f'{tag} {step}')

@@ -35,9 +35,8 @@ def resolved(command, name, changes=None):
 
 def recorded_hparams(entry):
     """Return the nested hyperparameters of a recorded experiment (original-defects 1)."""
-    return (
-        entry['ok'] if 'ok' in entry else entry[f'with_rewards.whiten_replaced_by_{WHITEN}']['ok']
-    )
+    corrected = f'with_rewards.whiten_replaced_by_{WHITEN}'
+    return entry['ok'] if 'ok' in entry else entry[corrected]['ok']
 
 
 def another(field, value):

@@ -79,9 +79,8 @@ class Handler(BaseHTTPRequestHandler):
                 return self.refuse(404, 'EntryNotFound')
             return self.send(files[file[4]])
         if api[3] == 'revision':
-            return self.send(
-                json.dumps({'id': api[2], 'sha': self.commit, 'siblings': []}).encode()
-            )
+            content = {'id': api[2], 'sha': self.commit, 'siblings': []}
+            return self.send(json.dumps(content).encode())
         entries = [
             {'type': 'file', 'path': name, 'size': len(data), 'oid': hashlib.sha1(data).hexdigest()}
             for name, data in files.items()

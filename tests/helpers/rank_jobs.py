@@ -44,12 +44,6 @@ def fail(comm, hparams):
     comm.barrier()
 
 
-def alone(comm, hparams):
-    """Rank 0 works for longer than the ranks wait for each other."""
-    found = comm.on_rank_0(lambda: time.sleep(1.5 * TIMEOUT) or 'found')
-    print(f'{comm.all_gather_object(found)} in the end')
-
-
 def listening_addresses():
     """Return the addresses at which TCP ports of this process are open, as the kernel has them."""
     sockets = set()
@@ -75,7 +69,7 @@ def draw(comm, hparams):
         logging.announce(f'line {i}')
 
 
-JOBS = (work, fail, alone, talk, draw)
+JOBS = (work, fail, talk, draw)
 
 
 def command(name):

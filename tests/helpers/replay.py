@@ -210,9 +210,8 @@ def check_batches(trainers, recorded, stats, permutation):
         arrays = recorded[rank]
         indices, lr, ours = zip(*trainer.traced, strict=True)
         assert_equal(np.stack(indices), arrays['indices'], name='indices')
-        assert_equal(
-            np.concatenate(indices), permutation[rank :: len(recorded)], name='permutation'
-        )
+        own = permutation[rank :: len(recorded)]
+        assert_equal(np.concatenate(indices), own, name='permutation')
         assert_close(lr, arrays['lr'], rtol=1e-12, name='lr')
         assert_stats({name: [s[name] for s in ours] for name in ours[0]}, stats)
 

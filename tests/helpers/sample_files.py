@@ -59,9 +59,8 @@ def write_hugging_face(folder, **sizes):
     storage.write_json(str(folder / 'config.json'), {'model_type': 'gpt2', **config})
     storage.write_json(str(folder / 'encoding'), 'test')
     parameters = _network(**sizes).transformer.named_parameters()
-    save_file(
-        {name: tensor.detach() for name, tensor in parameters}, str(folder / 'model.safetensors')
-    )
+    tensors = {name: tensor.detach() for name, tensor in parameters}
+    save_file(tensors, str(folder / 'model.safetensors'))
 
 
 def _network(**sizes):

@@ -64,24 +64,15 @@ def write_sentencepiece(directory, **settings):
     merges = [('▁', 'a'), ('▁', 't'), ('h', 'e'), ('▁t', 'he'), ('▁', '.'), ('.', '.')]
     pieces += letters + [left + right for left, right in merges]
     vocab = {piece: token for token, piece in enumerate(pieces)}
-    tokenizer = Tokenizer(
-        models.BPE(vocab, merges, unk_token='<unk>', fuse_unk=True, byte_fallback=True)
-    )
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Prepend('▁'), normalizers.Replace(' ', '▁')]
-    )
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace('▁', ' '),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(' ', 1, 0),
-        ]
-    )
+    unknown = {'unk_token': '<unk>', 'fuse_unk': True, 'byte_fallback': True}
+    tokenizer = Tokenizer(models.BPE(vocab, merges, **unknown))
+    spaces = [normalizers.Prepend('▁'), normalizers.Replace(' ', '▁')]
+    tokenizer.normalizer = normalizers.Sequence(spaces)
+    parts = [decoders.Replace('▁', ' '), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*parts, decoders.Strip(' ', 1, 0)])
     tokenizer.add_special_tokens(['<s>', END])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single='<s> $A', special_tokens=[('<s>', 0)]
-    )
+    template = {'single': '<s> $A', 'special_tokens': [('<s>', 0)]}
+    tokenizer.post_processor = processors.TemplateProcessing(**template)
     return _save(tokenizer, directory, settings)
 
 

@@ -85,9 +85,8 @@ def of_other(key):
 
 def experiment_of(case):
     names = RECORDED['names'][case['argv'][0].replace('-', '_')]
-    return next(
-        word for argument in case['argv'][1:] for word in argument.split('=') if word in names
-    )
+    words = (word for argument in case['argv'][1:] for word in argument.split('='))
+    return next(word for word in words if word in names)
 
 
 def expected_hparams(case):
@@ -173,9 +172,8 @@ def test_recorded_changes(case, started):
             expected[of_other(key)] = value
     if case['launched']['run_save_dir'] is not None:
         expected['run.save_dir'] = case['launched']['run_save_dir']
-    assert flat(hparams_of(started).to_nested_dict()) == {
-        k: v for k, v in expected.items() if v != '<absent>'
-    }
+    expected = {key: value for key, value in expected.items() if value != '<absent>'}
+    assert flat(hparams_of(started).to_nested_dict()) == expected
 
 
 @pytest.mark.parametrize(

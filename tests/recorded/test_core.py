@@ -46,9 +46,8 @@ def test_whiten(name):
     x = torch.from_numpy(case['x'])
     # A variance near epsilon, or near the rounding of a large mean, turns rounding errors into
     # differences.
-    noise = case['x'].astype(np.float64).var() < max(
-        100 * EPSILON, 1e-5 * float(np.abs(case['x']).max()) ** 2
-    )
+    largest = float(np.abs(case['x']).max())
+    noise = case['x'].astype(np.float64).var() < max(100 * EPSILON, 1e-5 * largest**2)
     for shift_mean, key in ((True, 'shift_mean_true'), (False, 'shift_mean_false')):
         whitened = core.whiten(x, shift_mean=shift_mean)
         assert_close(whitened, case[key], rtol=1e-5, atol=1e-3 if noise else 2e-6, name=key)
@@ -74,9 +73,8 @@ def test_entropy_and_logprobs(name):
     )  # the original took a difference of such numbers
     labels = tokens(case['labels'])
     # Logits are a product with the embedding there.
-    fused, entropies = vocabulary.logprobs_and_entropies(
-        logits, torch.eye(logits.shape[-1]), labels
-    )
+    one_hot = torch.eye(logits.shape[-1])
+    fused, entropies = vocabulary.logprobs_and_entropies(logits, one_hot, labels)
     assert_close(entropies, case['entropy_from_logits'], rtol=1e-5, atol=rounding)
     assert_close(fused, case['logprobs_from_logits'], rtol=1e-5, atol=1e-7)
     logprobs = logprobs_from_logits(logits=logits, labels=labels)

@@ -85,9 +85,8 @@ def recorded_sequences(setting, **options):
     encoder = encodings.by_name(setting['enc']).get_encoder()
     assert encoder.padding_token == setting['padding_token']
     for token, text in (('start_token', 'start_text'), ('end_token', 'end_text')):
-        assert setting[token] == (
-            None if setting[text] is None else encoder.encode(setting[text])[0]
-        )
+        expected = None if setting[text] is None else encoder.encode(setting[text])[0]
+        assert setting[token] == expected
     names = ('mode', 'seed', 'shuffle', 'start_token', 'end_token')
     options |= {'encoder': encoder, **{name: setting[name] for name in names}}
     dataset = datasets.get_dataset(setting['dataset'])

@@ -22,13 +22,11 @@ from lm_human_preferences.utils.combos import bind, bind_nested
     ],
 )
 def test_recorded(command, name, entry):
-    expected = [
-        (WHITEN if key == 'rewards.whiten' else key, value) for key, value in entry['binds'].items()
-    ]
+    renamed = {'rewards.whiten': WHITEN}
+    expected = [(renamed.get(key, key), value) for key, value in entry['binds'].items()]
     assert list(binds(command, name).items()) == expected
-    assert json.dumps(resolved(command, name).to_nested_dict()) == json.dumps(
-        recorded_hparams(entry)
-    )
+    found = resolved(command, name).to_nested_dict()
+    assert json.dumps(found) == json.dumps(recorded_hparams(entry))
 
 
 @pytest.mark.parametrize('words', RECORDED['dry_run'])

@@ -62,9 +62,8 @@ def _override(hparams, method, argument):
         return
     if method == 'override_from_str_dict':
         method = 'override_from_dict'
-        argument = {
-            key: hyperparams.parse(hparams._field(key).type, text) for key, text in argument.items()
-        }
+        types = {key: hparams._field(key).type for key in argument}
+        argument = {key: hyperparams.parse(types[key], argument[key]) for key in argument}
     getattr(hparams, method)(argument)
 
 
@@ -251,11 +250,7 @@ NEW = 'rewards.train_new_model'
 @pytest.mark.parametrize(
     'settings, ranks, fact',
     [
-        (
-            {'ppo.batch_size': 512, 'ppo.nminibatches': 4},
-            6,
-            '--mpi 6 x --ppo.nminibatches 4 = 24: ',
-        ),
+        ({'ppo.batch_size': 512, 'ppo.nminibatches': 4}, 6, '--mpi 6 x --ppo.nminibatches 4 = 24'),
         ({f'{NEW}.batch_size': 33, NEW: 'on'}, 2, '--mpi 2: use 32 or 34'),
         ({'ppo.batch_size': 64, 'ppo.samples_per_query': 32}, 4, '--mpi 4 x --ppo.samples_per_qu'),
     ],

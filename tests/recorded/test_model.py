@@ -113,9 +113,8 @@ def test_incremental(build, name):
     past, new, step = results['present'], tokens(recorded['new_tokens']), 0
     while f'step{step}_h' in recorded:
         expected = under(recorded, f'step{step}_')
-        chunk, new = new.split(
-            [expected['h'].shape[1], new.shape[1] - expected['h'].shape[1]], dim=1
-        )
+        length = expected['h'].shape[1]
+        chunk, new = new[:, :length], new[:, length:]
         results = outputs(build(name), chunk, past=past, past_tokens=seen, padding_token=padding)
         check(results, expected, columns)
         past = torch.cat([past, results['present']], dim=-2)
@@ -126,9 +125,8 @@ def test_incremental(build, name):
 @pytest.mark.parametrize('name', [n for n in NAMES if n == 'test'])
 def test_what_the_model_refuses(build, name):
     net, n_ctx = build(name), build(name).sizes.n_ctx
-    with pytest.raises(
-        ValueError, match=f"{n_ctx + 1} tokens are more than the model's context of {n_ctx}"
-    ):
+    told = f"{n_ctx + 1} tokens are more than the model's context of {n_ctx}"
+    with pytest.raises(ValueError, match=told):
         outputs(net, torch.zeros(1, n_ctx + 1, dtype=torch.int64))
     with pytest.raises(ValueError, match='row 1 has no token, only padding'):
         net.mask_padding(torch.tensor([[1, 27], [27, 27]]), 27)

@@ -32,13 +32,11 @@ def test_rewards_and_step_statistics(folder):
         )
         trainer = ppo_trainer(with_rewards(configs, kl_coef=kl_coef), comm)
         trainer.steps_done = int(arrays['record_step_stats_global_step'])
-        rewards, non_score_reward = ppo.compute_rewards(
-            scores, logprobs, ref_logprobs, trainer.kl_ctl.value
-        )
+        coef = trainer.kl_ctl.value
+        rewards, non_score_reward = ppo.compute_rewards(scores, logprobs, ref_logprobs, coef)
         assert_close(rewards, arrays['compute_rewards/rewards'][rows], rtol=1e-6, atol=1e-7)
-        assert_close(
-            non_score_reward, arrays['compute_rewards/non_score_reward'][rows], rtol=1e-6, atol=1e-7
-        )
+        expected = arrays['compute_rewards/non_score_reward'][rows]
+        assert_close(non_score_reward, expected, rtol=1e-6, atol=1e-7)
         train_stats = {
             name: list(torch.from_numpy(values[comm.rank]))
             for name, values in under(inputs, 'train_stats/').items()
@@ -129,6 +127,5 @@ def test_steps_tell_the_controller_their_kl_and_use_its_coefficient(folder):
     assert trainer.kl_ctl.told == [(s['objective/kl'], 4) for s in stats]
     assert [s['objective/kl_coef'] for s in stats] == [0.5, 1.5, 2.5]
     for s in stats:
-        assert_close(
-            s['objective/score_total'], 1 - s['objective/kl_coef'] * s['objective/kl'], atol=1e-6
-        )
+        expected = 1 - s['objective/kl_coef'] * s['objective/kl']
+        assert_close(s['objective/score_total'], expected, atol=1e-6)

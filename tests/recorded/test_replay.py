@@ -92,9 +92,8 @@ def check_reward_training(run):
     recorded = [run.of_rank(rank, 'reward') for rank in range(run.size)]
     for arrays in recorded:
         batches = numbered(arrays, 'batch')
-        arrays.update(
-            indices=np.stack([b['indices'] for b in batches]), lr=[b['lr'] for b in batches]
-        )
+        arrays['indices'] = np.stack([b['indices'] for b in batches])
+        arrays['lr'] = [b['lr'] for b in batches]
     trainers = run.replay.reward_trainers
     check_batches(trainers, recorded, under(recorded[0], 'recorded/'), recorded[0]['permutation0'])
     check_normalization(trainers, recorded)
@@ -121,9 +120,8 @@ def check_step(ours, arrays, hparams, rtol):
     for name in ('kl_coef', 'kl_coef_after'):
         assert_close(ours[name], arrays[name], rtol=1e-6, name=name)
     elements = len(arrays['queries']) // hparams.ppo.nminibatches * hparams.task.response_length
-    assert_stats(
-        ours['train_stats'], under(arrays, 'train_stats/'), rtol=rtol, atol=1e-6, elements=elements
-    )
+    recorded = under(arrays, 'train_stats/')
+    assert_stats(ours['train_stats'], recorded, rtol=rtol, atol=1e-6, elements=elements)
     stats = {name: value for name, value in ours['step_stats'].items() if name not in CLOCK}
     assert_stats(stats, under(arrays, 'step_stats/'), rtol=rtol, atol=SUM_ATOL, elements=elements)
     assert_parameters(ours['policy_params_after'], under(arrays, 'policy_params_after/'))
@@ -138,9 +136,8 @@ def check_reference(run):
         assert_close(analyzed[name], step[f'ref/{name}'], rtol=1e-5, atol=2e-5, name=name)
     # Over 50257 tokens the original's entropies are 1e-4 off what float64 gives, ours 2e-5.
     large = trainer.ref_policy.model.sizes.n_vocab > 1000
-    assert_close(
-        analyzed['entropies'], step['ref/entropies'], rtol=1e-5, atol=2e-4 if large else 2e-5
-    )
+    atol = 2e-4 if large else 2e-5
+    assert_close(analyzed['entropies'], step['ref/entropies'], rtol=1e-5, atol=atol)
 
 
 def check_events(run):
@@ -196,9 +193,8 @@ def check_saved_values(run):
 
 def check_console(run):
     recorded = require(f'{run.name}_inputs', 'stdout.txt').read_text(encoding='utf-8')
-    assert_lines(
-        run.stdout, recorded, rtol=LATER_RTOL, ours_only=['WARNING: '], recorded_total=False
-    )
+    settings = {'rtol': LATER_RTOL, 'ours_only': ['WARNING: '], 'recorded_total': False}
+    assert_lines(run.stdout, recorded, **settings)
     check_totals(run)
     times = re.findall(r'^\[ppo_step \d+\] step_time=(\S+)s, ', run.stdout, flags=re.M)
     assert times and all(0 <= float(seconds) < 60 for seconds in times)

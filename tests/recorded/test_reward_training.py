@@ -111,9 +111,8 @@ def test_saved_directory(trained):
         assert written == (saved / 'reward_model' / name).read_text()
     hparams = load_json(trained.folder, saved.name, 'train_reward_hparams.json')
     ours = hparams_of(train_reward.HParams, {})
-    ours.override_from_nested_dict(
-        storage.read_json(str(trained.save_dir / 'train_reward_hparams.json'))
-    )
+    written = storage.read_json(str(trained.save_dir / 'train_reward_hparams.json'))
+    ours.override_from_nested_dict(written)
     assert ours == local_paths(hparams_of(train_reward.HParams, hparams), trained.save_dir)
     recorded = Bundle(str(saved / 'reward_model' / 'checkpoints' / 'model.ckpt'))
     assert_checkpoint(trained.saved(), recorded)

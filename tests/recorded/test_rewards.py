@@ -42,9 +42,8 @@ def test_set_reward_norm(fresh, case):
     fresh.set_reward_norm(**scales)
     assert_close(fresh.reward_gain, case['gain'], rtol=1e-6)
     assert_close(fresh.reward_bias, case['bias'], rtol=1e-6, atol=1e-7)
-    with pytest.raises(
-        ValueError, match='^' + NORMS['calling_it_without_reset']['message'].split(', not ')[0]
-    ):
+    told = NORMS['calling_it_without_reset']['message'].split(', not ')[0]
+    with pytest.raises(ValueError, match=f'^{told}'):
         fresh.set_reward_norm(**scales)
     fresh.reset_reward_scale()
     fresh.set_reward_norm(**scales)
@@ -56,9 +55,8 @@ def test_set_reward_norm(fresh, case):
 )
 def test_scales_that_cannot_be(fresh, scales):
     with pytest.raises(ValueError, match='^cannot scale rewards of '):
-        fresh.set_reward_norm(
-            **{**dict(old_mean=0.0, old_std=1.0, new_mean=0.0, new_std=1.0), **scales}
-        )
+        usual = dict(old_mean=0.0, old_std=1.0, new_mean=0.0, new_std=1.0)
+        fresh.set_reward_norm(**{**usual, **scales})
 
 
 @pytest.mark.parametrize('name', SCORED)

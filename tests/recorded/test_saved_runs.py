@@ -50,9 +50,8 @@ def test_analyze_responses(run):
 
 def test_greedy_responses(run):
     directory, task, arrays = run
-    ours = policy_of(directory, task, temperature=0).respond(
-        tokens(arrays['queries']), task.response_length
-    )
+    policy = policy_of(directory, task, temperature=0)
+    ours = policy.respond(tokens(arrays['queries']), task.response_length)
     assert_equal(ours['responses'], arrays['greedy/responses'])
     assert_close(ours['values'], arrays['greedy/values'], rtol=1e-5, atol=ATOL)
 

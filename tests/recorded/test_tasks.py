@@ -90,13 +90,11 @@ def test_a_text_ends_a_response_at_its_token(tmp_path):
 
 @pytest.mark.parametrize('option', ['start_text', 'end_text'])
 def test_texts_that_begin_and_end_queries_are_single_tokens(option):
-    hparams = lm_tasks.TaskHParams(
-        query_length=3, query_dataset='test', **{'start_text': None, option: 'ab'}
-    )
+    texts = {'start_text': None, option: 'ab'}
+    hparams = lm_tasks.TaskHParams(query_length=3, query_dataset='test', **texts)
     with pytest.raises(UserError, match=rf"^--task.{option} 'ab' must be a single token, not 2$"):
-        lm_tasks.make_query_sampler(
-            hparams=hparams, encoder=encodings.Test.get_encoder(), batch_size=1
-        )
+        encoder = encodings.Test.get_encoder()
+        lm_tasks.make_query_sampler(hparams, encoder=encoder, batch_size=1)
 
 
 def notes_of(path, mode='test', **settings):

@@ -67,9 +67,8 @@ def field(number, value):
 
 def entry(dtype=1, shape=(2,), shard=0, offset=0, size=8, crc=0, extra=b''):
     dimensions = b''.join(field(2, field(1, n)) for n in shape)
-    fields = (
-        field(1, dtype) + field(2, dimensions) + field(3, shard) + field(4, offset) + field(5, size)
-    )
+    fields = field(1, dtype) + field(2, dimensions) + field(3, shard)
+    fields += field(4, offset) + field(5, size)
     return fields + varint(6 << 3 | 5) + struct.pack('<I', crc) + extra
 
 
@@ -157,16 +156,12 @@ def test_types_and_shapes(tmp_path, code, shape):
 
 def test_torch_tensors_and_views_are_written(tmp_path):
     base = torch.arange(12.0).reshape(3, 4)
-    tensors = {
-        'parameter': torch.nn.Parameter(base),
-        'transposed': base.T,
-        'number': torch.tensor(7),
-    }
+    tensors = {'parameter': torch.nn.Parameter(base), 'transposed': base.T}
+    tensors['number'] = torch.tensor(7)
     write_bundle(tmp_path / 'x', {**tensors, 'slice': base.numpy()[:, ::2], 'python': 3})
     read = read_all(tmp_path / 'x')
-    assert all(
-        np.array_equal(read[name], tensor.detach().numpy()) for name, tensor in tensors.items()
-    )
+    for name, tensor in tensors.items():
+        assert np.array_equal(read[name], tensor.detach().numpy())
     assert np.array_equal(read['slice'], base.numpy()[:, ::2])
     assert read['python'] == 3
     assert read['number'].dtype == 'i8'
@@ -291,18 +286,14 @@ def two_blocks(inner, handles=1):
     """A table with the block `inner`, to which `handles` entries of the index lead."""
     handle = varint(0) + varint(len(inner))
     block = (bytes([0, 0, len(handle)]) + handle) * handles + struct.pack('<II', 0, 1)
-    return (
-        seal(inner)
-        + seal(block)
-        + table_end(varint(0) * 2, varint(len(inner) + 5) + varint(len(block)))
-    )
+    index = varint(len(inner) + 5) + varint(len(block))
+    return seal(inner) + seal(block) + table_end(varint(0) * 2, index)
 
 
 def growing_keys():
     """Each key is the one before and a byte: 100 KB that would become 200 MB."""
-    return two_blocks(
-        b''.join(varint(i) + b'\1\0k' for i in range(20000)) + struct.pack('<II', 0, 1)
-    )
+    entries = b''.join(varint(i) + b'\1\0k' for i in range(20000))
+    return two_blocks(entries + struct.pack('<II', 0, 1))
 
 
 def many_entries():
@@ -316,9 +307,8 @@ def repeated_block():
 
 
 def large_file():
-    return encode_table(
-        [(b'', HEADER)] + [(f'{i:05d}'.encode(), bytes(2000)) for i in range(10000)]
-    )
+    rows = [(f'{i:05d}'.encode(), bytes(2000)) for i in range(10000)]
+    return encode_table([(b'', HEADER), *rows])
 
 
 @pytest.mark.parametrize(

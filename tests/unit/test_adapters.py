@@ -247,9 +247,8 @@ def test_peft_loads_an_exported_policy(model, trained, tmp_path):
     succeed(f'export {trained} {tmp_path}/out --form adapter')
     config = json.loads((tmp_path / 'out/adapter_config.json').read_text())
     assert (config['base_model_name_or_path'], config['revision']) == (str(model), None)
-    theirs = peft.PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(model), tmp_path / 'out'
-    )
+    base = AutoModelForCausalLM.from_pretrained(model)
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / 'out')
     network = TrainedModel(str(trained)).build(scope='policy')
     tokens = torch.arange(24).reshape(2, 12)
     with torch.no_grad():
@@ -316,9 +315,8 @@ def test_another_kind_than_lora_is_what_peft_computes(tmp_path):
     import peft  # takes seconds
 
     base = make_model(tmp_path / 'base', 'llama')
-    config = peft.IA3Config(
-        target_modules=['q_proj', 'down_proj'], feedforward_modules=['down_proj']
-    )
+    modules = ['q_proj', 'down_proj']
+    config = peft.IA3Config(target_modules=modules, feedforward_modules=modules[1:])
     assert_peft_computes_it(base, tmp_path / 'adapter', config)
 
 
@@ -389,10 +387,8 @@ def test_adapters_of_a_model_that_is_not_here_are_exported_without_it(
     monkeypatch.setattr(export_model, '_base', lambda *_: base)
     monkeypatch.setattr(TrainedModel, 'build', lambda *_, **__: pytest.fail('the base is read'))
     printed = succeed(f'export {trained} {tmp_path}/out --form adapter').output
-    assert (
-        'note: the adapter was not loaded as a check: its base org/name would be downloaded'
-        in printed
-    )
+    told = 'note: the adapter was not loaded as a check: its base org/name would be downloaded'
+    assert told in printed
     config = json.loads((tmp_path / 'out/adapter_config.json').read_text())
     assert (config['base_model_name_or_path'], config['revision']) == ('org/name', 40 * '0')
 

@@ -37,9 +37,8 @@ class Options(hyperparams.HParams):
     ],
 )
 def test_words(words, given):
-    read = arguments.read_words(
-        words.split(), hyperparams.fields(Options), {'arg': 'ARG'}, ('flag', 'n')
-    )
+    known = hyperparams.fields(Options)
+    read = arguments.read_words(words.split(), known, {'arg': 'ARG'}, ('flag', 'n'))
     assert read == {'arg': 'a', **given}
 
 

@@ -68,9 +68,8 @@ def test_responses_that_fill_a_row_beyond_the_window_are_as_if_alone(family):
 
 def assert_gradients_ignore_padding(network):
     tokens = torch.arange(1, 9).reshape(1, 8)
-    padded = torch.cat(
-        [torch.zeros(1, 2).long(), tokens[:, :5], torch.zeros(1, 3).long(), tokens[:, 5:]], 1
-    )
+    zeros = torch.zeros(1, 3).long()
+    padded = torch.cat([zeros[:, :2], tokens[:, :5], zeros, tokens[:, 5:]], 1)
     mask = torch.tensor([[False] * 2 + [True] * 5 + [False] * 3 + [True] * 3])
     gradients = []
     for h in (network.hidden(tokens), network.hidden(padded, mask)[mask].unsqueeze(0)):

@@ -47,9 +47,8 @@ def test_dialogues_are_texts_that_people_read():
     text = messages.as_text(DIALOGUE)
     assert text.startswith('system: Be brief.\n\nAlways.\n\nuser: Which dog')
     assert messages.as_messages(text) == DIALOGUE
-    assert messages.as_messages('Hello.\n\nuser: me') == [
-        {'role': 'user', 'content': 'Hello.\n\nuser: me'}
-    ]
+    text = 'Hello.\n\nuser: me'
+    assert messages.as_messages(text) == [{'role': 'user', 'content': text}]
     assert messages.as_plain([], 'x') is None
 
 
@@ -206,9 +205,8 @@ def test_a_query_that_spells_a_special_token_has_it_in_a_chat(tmp_path):
     encoder = encoder_of(tmp_path)
     query = f'a{END}b'
     found = ChatTemplate(encoder, '', '', 40).context(tuple(encoder.encode(query)))
-    theirs = encoder.own.apply_chat_template(
-        [{'role': 'user', 'content': query}], add_generation_prompt=True
-    )
+    messages = [{'role': 'user', 'content': query}]
+    theirs = encoder.own.apply_chat_template(messages, add_generation_prompt=True)
     assert found == theirs['input_ids'] and found.count(encoder.eot_token) == 2
 
 

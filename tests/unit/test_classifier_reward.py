@@ -52,10 +52,7 @@ def test_scores_are_those_of_transformers(tmp_path, family):
 
 @pytest.mark.parametrize(
     'family, padding',
-    [
-        *(('llama', padding) for padding in (None, 4, len(WORDS))),
-        ('gpt2', 4),
-    ],
+    [('llama', None), ('llama', 4), ('llama', len(WORDS)), ('gpt2', 4)],
 )
 def test_the_token_that_is_read_is_that_of_transformers(tmp_path, family, padding):
     """The padding token may begin a text, end it, be in its middle, be all of it, or nowhere."""

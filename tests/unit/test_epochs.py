@@ -61,8 +61,7 @@ def test_held_out_labels_are_predicted_after_each_epoch(tmp_path):
     assert f'--epochs 2: the run in {tmp_path}/parts/run goes on with 3' in other.stderr
     resumed = invoke(f'resume {tmp_path}/parts/run')
     assert line in resumed.stdout
-    whole, parts = (
-        events_of(tmp_path / name / 'run/tb/reward_model') for name in ('whole', 'parts')
-    )
+    logs = (tmp_path / name / 'run/tb/reward_model' for name in ('whole', 'parts'))
+    whole, parts = map(events_of, logs)
     for tag in ('train_reward/held_out/accuracy', 'train_reward/minibatch/loss'):
         assert whole[tag] == parts[tag]

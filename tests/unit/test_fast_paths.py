@@ -90,9 +90,8 @@ def test_outputs_where_they_are_read(net, share):
     tokens = padded(4, QUERY + LENGTH, share=share)
     read = torch.arange(QUERY - 1, QUERY + LENGTH - 1)
     reference = torch.stack([plain(net, row)[read] for row in tokens])
-    assert_same(
-        net, net.hidden(*net.mask_padding(tokens, PADDING), output_positions=read), reference
-    )
+    found = net.hidden(*net.mask_padding(tokens, PADDING), output_positions=read)
+    assert_same(net, found, reference)
 
 
 @pytest.mark.parametrize('share', [0, 0.4], ids=['full', 'padded'])
@@ -278,9 +277,8 @@ def test_weights_laid_out_give_the_same_digits(net, library):
             assert torch.equal(layer(x), outputs) and outputs.dtype == torch.bfloat16
             assert_close(net.logits(x), logits.detach(), rtol=1e-5, atol=1e-6)
             fused = layer(x, gelu=True)
-    exact = torch.nn.functional.gelu(
-        x.double() @ layer.weight.double() + layer.bias, approximate='tanh'
-    )
+    product = x.double() @ layer.weight.double() + layer.bias
+    exact = torch.nn.functional.gelu(product, approximate='tanh')
     assert (fused - exact).norm() < (low - exact).norm() < 0.02 * exact.norm()
 
 
@@ -290,12 +288,7 @@ FEW = 32
 @needs_bf16
 @pytest.mark.parametrize(
     'rows, learns, size, is_laid_out',
-    [
-        (2, False, 1, True),
-        (1, False, 1, False),
-        (FEW, True, 1, False),
-        (FEW, False, 2**18, False),
-    ],
+    [(2, False, 1, True), (1, False, 1, False), (FEW, True, 1, False), (FEW, False, 2**18, False)],
     ids=['two rows', 'one row', 'weights that learn', 'small weights'],
 )
 @torch.no_grad()

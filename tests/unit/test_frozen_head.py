@@ -29,11 +29,11 @@ TYPES = {'best_of_2': 2, 'best_of_4': 4, 'scalar_rating': 1, 'scalar_compare': 2
 
 
 def made_labels(name, rewards, noise=0.0):
-    """Return labels of a type by rewards (labels, n), each about a query of its own."""
+    """Return labels of a type by rewards (labels, n), each about texts of its own."""
     label_type = label_types.get(name)
-    noisy = rewards + noise * torch.randn_like(rewards)
-    answers = label_type.simulate(noisy)
-    return label_type, {'query': torch.arange(len(rewards))[:, None], **answers}
+    answers = label_type.simulate(rewards + noise * torch.randn_like(rewards))
+    texts = dict.fromkeys(('query', *label_type.samples), torch.arange(len(rewards))[:, None])
+    return label_type, {**texts, **answers}
 
 
 def problem_of(name, count=40, width=6):
@@ -65,9 +65,8 @@ def test_ratings_are_ridge_regression():
     expected = torch.linalg.solve(x.T @ x + strength * torch.eye(x.shape[1]), x.T @ y)
     weight, bias, _, doubt = posterior.posterior(problem, strength).values()
     torch.testing.assert_close(weight, expected, atol=1e-5, rtol=1e-5)
-    assert bias.item() == pytest.approx(
-        (y - problem.features[:, 0] @ weight).mean().item(), abs=1e-4
-    )
+    mean = (y - problem.features[:, 0] @ weight).mean().item()
+    assert bias.item() == pytest.approx(mean, abs=1e-4)
     # The most probable noise, of y ~ N(0, noise (1 + x x' / strength)): 39 are free of the bias
     inverse = torch.linalg.inv(torch.eye(len(y)) + x @ x.T / strength)
     noise = (y @ inverse @ y / 39).item()
@@ -81,7 +80,6 @@ def test_labels_teach_the_same_in_every_unit(name, monkeypatch):
     torch.manual_seed(4)
     x, others = torch.randn(30, TYPES[name], 8), torch.randn(50, 8)
     label_type, labels = made_labels(name, 2 * x[..., 0] - x[..., 1], noise=0.5)
-    labels |= {sample: torch.arange(30)[:, None] for sample in label_type.samples}
     origin = 1000 if name == 'scalar_rating' else 0
     found = []
     for unit in (1, 100):
@@ -122,8 +120,7 @@ def test_labels_of_one_query_are_left_out_together():
 
 def test_ratings_that_are_all_the_same_teach_nothing():
     x = torch.randn(12, 1, 8)
-    label_type, labels = label_types.get('scalar_rating'), {'score': torch.full((12,), 5.0)}
-    labels |= {name: torch.arange(12)[:, None] for name in ('query', *label_type.samples)}
+    label_type, labels = made_labels('scalar_rating', torch.full((12, 1), 5.0))
     fitted = fitting.fit_head(x, labels, label_type, torch.randn(9, 8), torch.arange(12))
     assert fitted.head.weight.norm() < 1e-5
     assert fitted.gain == pytest.approx(0, abs=1e-6)
@@ -137,8 +134,6 @@ def test_it_knows_whether_it_has_learned(name, is_random):
     x = torch.randn(120, TYPES[name], 8)
     rewards = torch.randn(x.shape[:2]) if is_random else 2 * x[..., 0] - x[..., 1]
     label_type, labels = made_labels(name, rewards, noise=0.5)
-    for sample in label_type.samples:
-        labels[sample] = torch.arange(120)[:, None]
     others = torch.randn(50, 8)
     fitted = fitting.fit_head(x, labels, label_type, others, torch.arange(120))
     doubts = fitted.head(torch.cat([x.flatten(0, 1), others]).double())[1]
@@ -167,7 +162,6 @@ def test_the_correlation_of_dice_is_0(monkeypatch):
     for _ in range(12):
         x = torch.randn(5, 1, 6)
         label_type, labels = made_labels('scalar_rating', torch.randn(5, 1))
-        labels['sample'] = labels['query']
         fitted = fitting.fit_head(x, labels, label_type, x[:, 0], torch.arange(5))
         assert fitted.prediction.is_cross_validated and 'interval' not in str(fitted)
         found.append(fitted.prediction.agreement)
@@ -177,7 +171,6 @@ def test_the_correlation_of_dice_is_0(monkeypatch):
 
 def test_labels_that_are_all_connected_tell_no_number():
     label_type, labels = made_labels('best_of_2', torch.randn(3, 2))
-    labels |= {sample: torch.arange(3)[:, None] for sample in label_type.samples}
     x = torch.randn(3, 2, 4)
     fitted = fitting.fit_head(x, labels, label_type, torch.randn(9, 4), torch.zeros(3).long())
     assert (fitted.prediction, fitted.gain, fitted.least_gain) == (None, None, None)
@@ -210,9 +203,8 @@ def responses(reference):
     """Queries (4, 3) in pairs of equal ones, and responses (4, 4) to them, padded."""
     padding = reference.padding_token
     queries = torch.tensor([[1, 2, padding], [3, 4, 5]]).repeat_interleave(2, 0)
-    tokens = torch.tensor(
-        [[6, 7, 8, 9], [1, 2, padding, padding], [5, 5, 5, padding], [0, 1, 2, 3]]
-    )
+    rows = [[6, 7, 8, 9], [1, 2, padding, padding], [5, 5, 5, padding], [0, 1, 2, 3]]
+    tokens = torch.tensor(rows)
     return queries, tokens
 
 
@@ -253,9 +245,8 @@ def test_the_references_own_pass_gives_the_reward(reference, responses, same):
     several = reward.get_rewards(responses[0][::2], responses[1].view(2, 2, -1))
     torch.testing.assert_close(several.flatten(), alone, atol=1e-5, rtol=1e-4)
     reward.pessimism = 0
-    torch.testing.assert_close(
-        reward.get_rewards(*responses), alone + 0.5 * (stats['score_std'] - 0.3)
-    )
+    expected = alone + 0.5 * (stats['score_std'] - 0.3)
+    torch.testing.assert_close(reward.get_rewards(*responses), expected)
 
 
 def test_states_are_those_of_transformers(reference, responses):

@@ -73,9 +73,8 @@ def test_warnings_are_seldom(capsys):
     # Step 10 has been counted once it is done; TensorBoard counts from 0.
     logged = [mock.call('alarms', f'    {TOLD}', step) for step in (9, 109, 209)]
     assert monitor.trainer.logger.log_text.call_args_list == logged
-    assert capsys.readouterr().out.splitlines() == [
-        f'WARNING: step {step}: {TOLD}' for step in (10, 110, 210)
-    ]
+    told = [f'WARNING: step {step}: {TOLD}' for step in (10, 110, 210)]
+    assert capsys.readouterr().out.splitlines() == told
 
 
 def test_stop_stops_every_rank():

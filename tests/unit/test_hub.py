@@ -170,9 +170,8 @@ def test_without_a_network_the_cache_is_used(monkeypatch, capsys, network, reaso
         assert storage.read_json(LABELS) == [1]
         assert not storage.exists('hf://datasets/org/labels/sentiment/offline.test.jsonl')
         for missing in ('hf://org/other', 'hf://org/model@' + 40 * 'a'):
-            assert failure(storage.pinned, missing).startswith(
-                f'{missing}: not in the cache, and {reason}'
-            )
+            told = f'{missing}: not in the cache, and {reason}'
+            assert failure(storage.pinned, missing).startswith(told)
         notes = capsys.readouterr().err.count('; its cache is used\n')
         assert notes == (0 if network == 'offline' else 1)
 

@@ -159,9 +159,8 @@ def test_a_step_keeps_the_responses_to_a_query_together(policy):
 
 def test_an_update_is_the_same_in_micro_batches_and_leaves_the_value_head(policy):
     trainer = trainer_of(policy, Comm())
-    rollout = trainer.generate(
-        trainer.query_sampler()['tokens'].repeat_interleave(SAME, dim=0), SAME
-    )
+    queries = trainer.query_sampler()['tokens'].repeat_interleave(SAME, dim=0)
+    rollout = trainer.generate(queries, SAME)
     rollout.rewards = rollout.logprobs + rollout.scores[:, None]
     rollout.baselines = ppo.leave_one_out(rollout.rewards, SAME)
     gradients = []

@@ -112,10 +112,7 @@ def assert_kept(network, loss, rel):
     assert little < much / 3
 
 
-FAMILIES = {
-    'qwen3': {'head_dim': 32},
-    'gemma3_text': {'num_key_value_heads': 1},
-}
+FAMILIES = {'qwen3': {'head_dim': 32}, 'gemma3_text': {'num_key_value_heads': 1}}
 
 
 @pytest.mark.parametrize('family', FAMILIES)
@@ -176,9 +173,8 @@ def test_a_training_looks_before_it_begins(monkeypatch, capsys):
 @pytest.mark.parametrize('command', ['train_policy test a', 'train_reward test a'])
 def test_running_out_of_memory_is_one_line(command, tmp_path, monkeypatch):
     def update(self, lr):
-        raise torch.OutOfMemoryError(
-            'CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.00 GiB left'
-        )
+        told = 'CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.00 GiB left'
+        raise torch.OutOfMemoryError(told)
 
     monkeypatch.setattr(optimizer.Adam, 'update', update)
     told = last_error_of(invoke(f'{command} --mpi 1 --save_dir {tmp_path}'))
@@ -197,9 +193,8 @@ def test_memory_of_a_host_runs_out_as_well(allocate):
 
 
 def test_what_a_step_works_on():
-    policy, reward = (
-        resolved(command, 'descriptiveness') for command in ('train_policy', 'train_reward')
-    )
+    policy = resolved('train_policy', 'descriptiveness')
+    reward = resolved('train_reward', 'descriptiveness')
 
     def expected(**work):
         return pytest.approx(memory_of(**work))

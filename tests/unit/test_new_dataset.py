@@ -35,9 +35,8 @@ def add_poems(tmp_path, monkeypatch):
 
 
 def task_of_poems():
-    return lm_tasks.TaskHParams(
-        query_length=6, query_dataset='poems', response_length=2, start_text=None
-    )
+    lengths = {'query_length': 6, 'response_length': 2}
+    return lm_tasks.TaskHParams(query_dataset='poems', start_text=None, **lengths)
 
 
 def test_it_is_offered_and_read(add_poems):
@@ -74,9 +73,8 @@ def test_each_run_may_read_it_in_another_order(add_poems):
     samplers = []
     for _ in range(2):
         torch.manual_seed(len(samplers))
-        samplers.append(
-            lm_tasks.make_query_sampler(hparams=task_of_poems(), encoder=encoder, batch_size=1)
-        )
+        task = task_of_poems()
+        samplers.append(lm_tasks.make_query_sampler(task, encoder=encoder, batch_size=1))
     assert samplers[0].rules.seed != samplers[1].rules.seed
 
 

@@ -42,9 +42,8 @@ def labels():
 def rollouts():
     generator = torch.Generator().manual_seed(2)
     shape = BATCH, RESPONSE_LENGTH
-    logprobs, values, rewards = (
-        torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3)
-    )
+    drawn = torch.randn((3, *shape), generator=generator, dtype=torch.float64)
+    logprobs, values, rewards = drawn
     return rollout_of(
         queries=tokens(generator, BATCH, QUERY_LENGTH),
         responses=tokens(generator, *shape) % LETTERS,
@@ -58,9 +57,8 @@ def starting_alike(trainer):
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for name, parameter in trainer.optimizer.parameters.items():
-            parameter.fill_(
-                name.endswith(('/g', '/gain'))
-            )  # what scales is near 1, all else near 0
+            # What scales is near 1, all else near 0.
+            parameter.fill_(name.endswith(('/g', '/gain')))
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
     return trainer
 
@@ -82,9 +80,8 @@ class Recorded:
     def recorded_end_of_update(self):
         self.gradients.append({name: p.grad.clone() for name, p in self.adam.parameters.items()})
         self.drop()
-        self.parameters.append(
-            {name: p.detach().clone() for name, p in self.adam.parameters.items()}
-        )
+        after = {name: p.detach().clone() for name, p in self.adam.parameters.items()}
+        self.parameters.append(after)
 
 
 def flat(tensors):

@@ -158,9 +158,8 @@ def test_attention_without_padding_is_that_with_it(
 
     expected = results()
     monkeypatch.setattr(attention, 'attend_within_rows', counted)
-    monkeypatch.setattr(
-        precision, '_kernels', dataclasses.replace(precision._kernels, flash_attention=True)
-    )
+    kernels = dataclasses.replace(precision._kernels, flash_attention=True)
+    monkeypatch.setattr(precision, '_kernels', kernels)
     sampled, *found = results()
     blocks = LAYERS if kind == 'gpt2' else LAYERS - 1
     assert len(calls) >= 3 * blocks

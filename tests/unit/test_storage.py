@@ -190,10 +190,7 @@ def test_a_killed_download_starts_again(server, cache, blobs):
 
 @pytest.mark.parametrize(
     'fault',
-    [
-        Fault('status', 503, times=2),
-        Fault('truncate', 1000, times=2, method='GET'),
-    ],
+    [Fault('status', 503, times=2), Fault('truncate', 1000, times=2, method='GET')],
     ids=lambda fault: fault.kind,
 )
 def test_passing_trouble_is_survived(server, blobs, fault):

@@ -106,9 +106,8 @@ def test_damage_is_told(tmp_path, own, change, told):
 def test_queries_of_labels_of_gpt2_are_read_as_texts(own):
     """Those that stand in for a data set; they were cut after a full stop before."""
     encoder = own.get_encoder()
-    dataset = datasets.Dataset(
-        'x', lambda mode, seed, shuffle: iter([letters('a', 4)]), is_new=False
-    )
+    labels = [letters('a', 4)]
+    dataset = datasets.Dataset('x', lambda mode, seed, shuffle: iter(labels), is_new=False)
     options = dict(mode='train', encoder=encoder, repeat_count=1, start_token=own.eot_token)
     found = sequences_of(dataset, 3, **options)
     assert list(found) == [words('a', 3)]

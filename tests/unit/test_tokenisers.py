@@ -123,11 +123,8 @@ def test_a_saved_model_has_its_tokeniser_with_it(tmp_path):
     names = {'encoding', 'tokenizer.json', 'tokenizer_config.json', 'chat_template.jinja'}
     assert {path.name for path in run.iterdir()} == names
     moved = TrainedModel(str(run)).encoding
-    assert (moved.name, moved.n_vocab, moved.eot_token) == (
-        encoding.name,
-        encoding.n_vocab,
-        encoding.eot_token,
-    )
+    facts = (encoding.name, encoding.n_vocab, encoding.eot_token)
+    assert (moved.name, moved.n_vocab, moved.eot_token) == facts
     assert moved.get_encoder().decode(moved.get_encoder().encode('dog.')) == 'dog.'
     assert moved.get_encoder().own.chat_template == 'y'
     write_words(run, ['a'])
@@ -148,9 +145,8 @@ def test_which_directories_have_the_encoding_of_gpt2(tmp_path, monkeypatch):
 @pytest.mark.parametrize('content', ['{"model": {"vocab": {"a": 0}, "merges": [1]}}', '{'])
 def test_damaged_files_are_told(tmp_path, content):
     (tmp_path / 'tokenizer.json').write_text(content)
-    with pytest.raises(
-        UserError, match=rf'^{tmp_path}/tokenizer.json (cannot be used|is not JSON)'
-    ):
+    told = rf'^{tmp_path}/tokenizer.json (cannot be used|is not JSON)'
+    with pytest.raises(UserError, match=told):
         tokenisers.read(str(tmp_path)).get_encoder()
 
 

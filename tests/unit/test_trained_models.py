@@ -50,9 +50,8 @@ def variables(model, scope=''):
 
 
 def rewrite(directory, change):
-    tensors = {
-        name: np.array(value) for name, value in Bundle(str(directory / 'model.ckpt')).items()
-    }
+    bundle = Bundle(str(directory / 'model.ckpt'))
+    tensors = {name: np.array(value) for name, value in bundle.items()}
     change(tensors)
     write_bundle(str(directory / 'model.ckpt'), tensors)
 
@@ -91,10 +90,7 @@ def test_missing_heads_are_drawn_and_reported(model_dir, capsys, monkeypatch):
             lambda t: t.update({'model/wpe': t['model/wpe'][:4]}),
             ': model/wpe is float32 (4, 4), the model needs float32 (8, 4)',
         ),
-        (
-            lambda t: t.pop('model/h0/ln_1/g'),
-            ' lacks tensors of the model: model/h0/ln_1/g',
-        ),
+        (lambda t: t.pop('model/h0/ln_1/g'), ' lacks tensors of the model: model/h0/ln_1/g'),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(model_dir, change, told):
@@ -217,9 +213,8 @@ def test_weights_that_were_fetched_in_part_say_what_is_missing(tmp_path):
     told = f'{tmp_path} has neither model.safetensors nor model.safetensors.index.json'
     assert error_of(tmp_path).startswith(told)
     path.write_text('version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n')
-    assert error_of(tmp_path).endswith(
-        f'{path} only names a file of Git LFS: run `git lfs pull` there'
-    )
+    told = f'{path} only names a file of Git LFS: run `git lfs pull` there'
+    assert error_of(tmp_path).endswith(told)
 
 
 def test_exported_encoding_is_the_one_of_the_model(tmp_path, monkeypatch):
@@ -227,9 +222,8 @@ def test_exported_encoding_is_the_one_of_the_model(tmp_path, monkeypatch):
 
     monkeypatch.setenv('LMHP_GPT2_ENCODINGS', str(require_bpe()))
     succeed(f'export {require("tiny_main_model")} {tmp_path}/out')
-    tokenizer = GPT2TokenizerFast(
-        str(tmp_path / 'out' / 'vocab.json'), str(tmp_path / 'out' / 'merges.txt')
-    )
+    files = [str(tmp_path / 'out' / name) for name in ('vocab.json', 'merges.txt')]
+    tokenizer = GPT2TokenizerFast(*files)
     assert tokenizer('Never mind the weather.')['input_ids'] == encodings.Main.get_encoder().encode(
         'Never mind the weather.'
     )

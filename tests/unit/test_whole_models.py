@@ -95,9 +95,8 @@ def test_buffers_that_are_learned_are_weights(tmp_path, family):
 def test_a_training_keeps_what_does_not_learn(tmp_path, more):
     directory = write('gemma4_text', tmp_path / 'model')
     succeed(both_steps(directory, tmp_path, more))
-    begun, trained = (
-        TrainedModel(str(each)).build(scope='policy') for each in (directory, tmp_path / 'run')
-    )
+    places = (directory, tmp_path / 'run')
+    begun, trained = (TrainedModel(str(each)).build(scope='policy') for each in places)
     assert not torch.equal(logprobs_of(begun), logprobs_of(trained))
     for name in begun.constants:
         assert torch.equal(begun.get_parameter(name), trained.get_parameter(name))
@@ -164,10 +163,7 @@ def test_an_index_of_an_earlier_save_is_not_followed(tmp_path):
 
 def test_tensors_of_no_use_are_left_out(tmp_path):
     directory = write('gpt2', tmp_path / 'model')
-    add(
-        directory,
-        {f'transformer.h.0.attn.{each}': torch.ones(1) for each in ('bias', 'masked_bias')},
-    )
+    add(directory, {f'transformer.h.0.attn.{name}bias': torch.ones(1) for name in ('', 'masked_')})
     add(directory, {'v_head.summary.weight': torch.ones(1, 32)})
     embedding = load_file(directory / 'model.safetensors')['transformer.wte.weight']
     add(directory, {'lm_head.weight': embedding.clone()})
