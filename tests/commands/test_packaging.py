@@ -29,20 +29,14 @@ def imported(patterns):
                 names |= {alias.name.partition('.')[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 names.add(node.module.partition('.')[0])
-    ours = {
-        p.stem
-        for pattern in ('*', 'tests/helpers/*', 'tests/**/*.py', 'benchmarks/*')
-        for p in ROOT.glob(pattern)
-    }
-    return names - set(sys.stdlib_module_names) - ours
+    for pattern in ('*', 'tests/helpers/*', 'tests/**/*.py', 'benchmarks/*'):
+        names -= {path.stem for path in ROOT.glob(pattern)}
+    return names - set(sys.stdlib_module_names)
 
 
 def undeclared(names, packages, providers):
-    return sorted(
-        name
-        for name in names
-        if not {p.lower() for p in [name, *providers.get(name, [])]} & packages
-    )
+    known = {name: {p.lower() for p in [name, *providers.get(name, [])]} for name in names}
+    return sorted(name for name in names if not known[name] & packages)
 
 
 def test_imports_are_declared():
@@ -87,12 +81,8 @@ def test_supported_pythons_are_the_same_everywhere():
 
 def test_lock_meets_what_packages_require_on_every_python():
     lock = tool('lock')
-    installed = {
-        package
-        for category in CATEGORIES
-        for package in LOCK[category]
-        if any(importlib.metadata.distributions(name=package))
-    }
+    locked = {package for category in CATEGORIES for package in LOCK[category]}
+    installed = {each for each in locked if any(importlib.metadata.distributions(name=each))}
     assert set(LOCK['default']) <= installed
     requires = {package: importlib.metadata.requires(package) or [] for package in installed}
     for python in lock.PYTHONS:
@@ -144,12 +134,9 @@ class FakeProject:
         (self.root / '.venv/bin/pip').write_text(f'#!{self.root.resolve()}/.venv/bin/python\n')
 
     def run(self, **environment):
-        done = subprocess.run(
-            [shutil.which('sh'), self.root / 'tools/setup.sh'],
-            capture_output=True,
-            text=True,
-            env={'PATH': str(self.bin), **environment},
-        )
+        words = [shutil.which('sh'), self.root / 'tools/setup.sh']
+        environment = {'PATH': str(self.bin), **environment}
+        done = subprocess.run(words, capture_output=True, text=True, env=environment)
         return done.returncode, done.stdout.rpartition('\n')[0].rpartition('\n')[2], done.stderr
 
     def chosen(self, **environment):

@@ -30,14 +30,9 @@ def write_classifier(directory, family='gpt2', names=('reward',), seed=0, **sett
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     sizes = {key: value for key, value in OF_FAMILY[family].items() if value is not None}
-    config = AutoConfig.for_model(
-        family,
-        **{**sizes, 'pad_token_id': sizes.get('pad_token_id'), **settings},
-        bos_token_id=None,
-        eos_token_id=None,
-        id2label=dict(enumerate(names)),
-        label2id={name: number for number, name in enumerate(names)},
-    )
+    sizes |= {'pad_token_id': sizes.get('pad_token_id'), **settings}
+    classes = {'id2label': dict(enumerate(names)), 'label2id': {n: i for i, n in enumerate(names)}}
+    config = AutoConfig.for_model(family, **sizes, **classes, bos_token_id=None, eos_token_id=None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForSequenceClassification.from_config(config)

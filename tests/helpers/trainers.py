@@ -32,11 +32,8 @@ def policy_for(task, model=('train_model',), scope='policy', **settings):
     """The policy that `task` (TaskHParams) asks for, from a model directory of the set."""
     start = trained_model(*model)
     embed_queries = lm_tasks.query_formatter(task, start.encoding.get_encoder())
-    return Policy(
-        start,
-        scope=scope,
-        **{'embed_queries': embed_queries, 'temperature': task.policy.temperature, **settings},
-    )
+    usual = {'embed_queries': embed_queries, 'temperature': task.policy.temperature}
+    return Policy(start, scope=scope, **{**usual, **settings})
 
 
 def ppo_trainer(nested, comm):

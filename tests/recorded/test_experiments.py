@@ -43,12 +43,8 @@ def test_dry_run_prints_what_the_original_printed(words):
 @pytest.mark.parametrize('command', RECORDED['names'])
 def test_names(command):
     """Original-defects 7: helpers were experiments, too."""
-    helpers = {
-        name
-        for name in RECORDED['names'][command]
-        if name.startswith('_') or name.endswith('_experiments')
-    }
-    recorded = set(RECORDED['names'][command]) - helpers
+    names = RECORDED['names'][command]
+    recorded = {name for name in names if name[0] != '_' and not name.endswith('_experiments')}
     assert set(EXPERIMENTS[command]) == recorded | {'test', 'mock_sentiment', 'chat'}
 
 

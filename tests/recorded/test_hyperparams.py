@@ -19,12 +19,8 @@ from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import fields, group_class, members
 
 RECORDED = json_if_there('hparams.json', default={'cases': [], 'synthetic_classes': ''})
-TASK = {
-    'task.query_length': 5,
-    'task.query_dataset': 'books',
-    'task.response_length': 4,
-    'task.policy.initial_model': '124M',
-}
+TASK = {'task.query_length': 5, 'task.query_dataset': 'books', 'task.response_length': 4}
+TASK['task.policy.initial_model'] = '124M'
 
 
 def _classes():

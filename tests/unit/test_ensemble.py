@@ -134,15 +134,9 @@ def test_members_learn_the_same_labels(monkeypatch):
 
     monkeypatch.setattr(train_reward.RewardModelTrainer, 'prepare', noted)
     monkeypatch.setattr(simulated, 'simulated_labels', draw)
-    settings = {
-        'ensemble': 2,
-        'run.seed': None,
-        'labels.source': 'mock',
-        'labels.type': 'best_of_2',
-        'task.response_length': 3,
-        'normalize_before': False,
-        'normalize_after': False,
-    }
+    settings = {'ensemble': 2, 'run.seed': None, 'task.response_length': 3}
+    settings |= {'labels.source': 'mock', 'labels.type': 'best_of_2'}
+    settings |= {'normalize_before': False, 'normalize_after': False}
     hparams = resolved('train_reward', 'test', settings)
     train_reward.train(hparams, Comm())
     first, second = trainers

@@ -3,9 +3,10 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
-from command_line import invoke, succeed
+from command_line import invoke, last_error_of, succeed
 from safetensors.torch import load_file, save_file
 from tiny_causal_lms import SIZES, both_steps, save, tiny
 from tiny_tokenisers import write_byte_level
@@ -194,3 +195,49 @@ def test_adapters_of_buffers_are_what_peft_computes(tmp_path):
     theirs.save_pretrained(tmp_path / 'adapter')
     network = TrainedModel(str(tmp_path / 'adapter')).build(scope='policy')
     torch.testing.assert_close(logprobs_of(network), logprobs_of(theirs), rtol=0, atol=1e-4)
+
+
+def test_a_run_begins_with_the_weights_that_are_in_the_files(tmp_path):
+    """In bfloat16, in several files; the policy learns all of them. The run may be moved."""
+    from transformers import AutoModelForCausalLM
+
+    model, run = tmp_path / 'model', tmp_path / 'moved'
+    write_byte_level(model)
+    # Rows of the embedding are more than the tokeniser has tokens.
+    settings = {'vocab_size': 448, 'attention_dropout': 0.1, 'tie_word_embeddings': True}
+    tiny('qwen3', **settings).bfloat16().save_pretrained(model, max_shard_size='30KB')
+    assert len([*model.glob('*.safetensors*')]) == 4
+    original = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    printed = succeed(both_steps(model, tmp_path)).stdout
+    (tmp_path / 'run').rename(run)
+    shutil.rmtree(model)
+    saved = Bundle(checkpoints.latest(str(run / 'policy/checkpoints')))
+    for name, parameter in original.named_parameters():
+        np.testing.assert_array_equal(saved[f'ref_policy/{name}'], parameter.detach().numpy())
+        assert not np.array_equal(saved[f'policy/{name}'], saved[f'ref_policy/{name}'])
+    name = 'model.norm.weight'
+    assert not np.array_equal(saved[f'reward_model/{name}'], saved[f'ref_policy/{name}'])
+    assert 'time left' in printed
+
+
+@pytest.mark.parametrize(
+    'family, settings, dry, told',
+    [
+        ('mpt', {}, '', 'models of the family mpt are not supported: their positions cannot be'),
+        ('mistral', {'sliding_window': 5}, '--dry_run', 'are 7, more than the 5 of --task.'),
+    ],
+)
+def test_what_cannot_be_driven_is_refused_before_a_run_is_there(
+    family, settings, told, dry, tmp_path
+):
+    model = write(family, tmp_path / 'model', **settings)
+    result = invoke(both_steps(model, tmp_path, dry))
+    assert told in last_error_of(result)
+    assert '1 rank on a CPU' not in result.output
+    assert not (tmp_path / 'run').exists()
+
+
+def test_a_dry_run_reads_no_weights_of_gpt2(tmp_path, monkeypatch):
+    save(tiny('gpt2', vocab_size=50257), tmp_path / 'model')
+    monkeypatch.setattr(TrainedModel, 'open_weights', lambda self: pytest.fail('weights are read'))
+    succeed(f'train_reward test a --dry_run --task.policy.initial_model {tmp_path}/model')
