@@ -69,6 +69,18 @@ def truncate_tokens(hparams: TaskHParams, encoder: Encoder | None) -> frozenset[
     return ends
 
 
+def end_of_text(hparams: TaskHParams, encoder: Encoder) -> int | None:
+    """Return the token that follows a response given as a text, if sampling stops at it, or None.
+
+    A text does not show this token, which ends the sampled responses that are whole.
+    """
+    if not hparams.stops:
+        return None
+    chat = chat_template(hparams, encoder)
+    ends = (chat.ends() if chat is not None else None) or encoder.own_ends()
+    return min(ends & (truncate_tokens(hparams, encoder) or frozenset()), default=None)
+
+
 def end_notes(hparams: TaskHParams, encoder: Encoder) -> list[str]:
     """Return a note on the tokens that end a response; UserError if --task.stop finds none."""
     if not hparams.stops:

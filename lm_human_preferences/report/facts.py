@@ -162,8 +162,10 @@ def task(run: Run) -> Table:
     """Return a table of a run's task."""
     settings = {} if run.settings is None else decided(run.settings)
     rows = [(name, short(number(settings.get(option)))) for name, option in TASK.items()]
-    if run.trainer.folder is not None:
-        rows.append(('Labellers were told', run.trainer.folder.task['instructions']))
+    folder = run.trainer.folder
+    # Whoever gave imported answers read other instructions.
+    if folder is not None and not all(each.is_imported for each in folder.counted(TRAIN)):
+        rows.append(('Labellers were told', folder.task['instructions']))
     return Table((), [row for row in rows if row[1] != NOT_RECORDED])
 
 

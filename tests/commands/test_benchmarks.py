@@ -64,7 +64,7 @@ def test_an_evening(tmp_path, monkeypatch, capsys):
     best_of_16.main()
     fewer, all_labels = (line.split() for line in capsys.readouterr().out.splitlines()[-2:])
     assert fewer[0] == '4' and all_labels[0] == '8' and all_labels[3] == '-'
-    assert float(fewer[1]) == pytest.approx(1.83, abs=0.2), fewer
+    assert 0.5 < float(fewer[1]) < 1.84 and 0.9 < float(fewer[2]) < 1.1
 
 
 @pytest.fixture

@@ -122,11 +122,12 @@ def test_an_export_has_lines_that_compute_it(run, tmp_path):
     def score(response):
         return found['reward_of'](found['context'], response).item()
 
-    assert score(of_texts(' the fox')['input_ids']) == pytest.approx(expected['score'], abs=1e-3)
+    (ends,) = map(json.loads, re.findall(r'token in (\[\d.*\])\]', code))
+    whole = [*of_texts(' the fox')['input_ids'], ends[0]]
+    assert score(whole) == pytest.approx(expected['score'], abs=1e-3)
     assert len(found['responses']) == 16
     assert score(found['best']) == max(map(score, found['responses']))
-    (ends,) = re.findall(r'token in (\[\d.*\])\]', code)
-    assert all(set(json.loads(ends)).isdisjoint(each[:-1]) for each in found['responses'])
+    assert all(set(ends).isdisjoint(each[:-1]) for each in found['responses'])
     again = json.loads(succeed(f'score {tmp_path}/exported {tmp_path}/text.jsonl').stdout)
     assert again['score'] == pytest.approx(expected['score'], abs=1e-3)
 

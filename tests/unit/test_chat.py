@@ -11,6 +11,7 @@ from tiny_tokenisers import END, write_byte_level, write_sentencepiece
 from lm_human_preferences import lm_tasks
 from lm_human_preferences.datasets import jsonl, messages
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.labels.texts.tokenise import Tokeniser
 from lm_human_preferences.language import encodings, tokenisers
 from lm_human_preferences.language.chat import ChatTemplate
 from lm_human_preferences.language.gpt2.sizes import HParams
@@ -117,6 +118,22 @@ def test_prefix_and_suffix_belong_to_the_message(tmp_path):
 
     assert text('the fox') == f'<s><|user|> Shorten: the fox Now!{END}\n<|assistant|> '
     assert 'Shorten' not in text('user: a\n\nassistant: b\n\nuser: c')
+
+
+def test_a_response_given_as_a_text_ends_as_sampled_ones_do(tmp_path):
+    encoding = tokenisers.read(write_byte_level(tmp_path, bos_token='<s>', chat_template=TEMPLATE))
+    encoder = encoding.get_encoder()
+    dog, end = encoder.encode(' lazy dog'), encoder.single_token(END)
+
+    def tokens(text, length=12, **settings):
+        of_task = task(response_length=length, **settings)
+        return Tokeniser(encoding, of_task, 'cut', '--too_long').fitted('response', text, 'x')
+
+    assert tokens(' lazy dog') == [*dog, end]
+    assert tokens(f' lazy dog{END}', special_tokens=True) == [*dog, end]
+    for length in (len(dog), len(dog) - 1):  # no room for an end, as in a sample that is cut off
+        assert tokens(' lazy dog', length) == dog[:length]
+    assert tokens(' lazy dog', stop=False) == tokens(' lazy dog', truncate_text='.') == dog
 
 
 def test_contexts_have_one_length(tmp_path):

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lm_human_preferences import label_types
+from lm_human_preferences import label_types, lm_tasks
 from lm_human_preferences.datasets.messages import UnusableError, is_empty
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
@@ -33,7 +33,8 @@ class Skipped(Exception):
 class Tokeniser:
     """Converter of texts to token ids that fit a task, with counts of what did not fit.
 
-    An empty query becomes the end-of-text token, if the encoding has one.
+    An empty query becomes the end-of-text token, if the encoding has one. A response that is not cut
+    gets the end that a sampled response has, see lm_tasks.end_of_text.
 
     too_long: 'refuse', 'skip' or 'cut' texts that are too long. Cutting removes the end of a text,
     as for the task's own queries, but the beginning of a dialogue, as its last turn is answered.
@@ -42,6 +43,7 @@ class Tokeniser:
 
     def __init__(self, encoding: Encoding, task: TaskHParams, too_long: str, option: str) -> None:
         self.encoder = tokenisers.text_encoder(encoding.get_encoder(), task.special_tokens)
+        self.end = lm_tasks.end_of_text(task, encoding.get_encoder())
         self.lengths = {'query': task.query_length, 'response': task.response_length}
         self.too_long, self.option = too_long, option
         self.counts: collections.Counter[str] = collections.Counter()
@@ -62,6 +64,8 @@ class Tokeniser:
             if self.encoder.eot_token is None:
                 raise UserError(f'{where} has an empty query: the model needs at least one token')
             return [self.encoder.eot_token]
+        if kind == 'response' and self.end not in (None, *tokens) and len(tokens) < most:
+            tokens.append(self.end)
         if len(tokens) <= most:
             return tokens
         if self.too_long == 'refuse':
