@@ -17,7 +17,7 @@ from lm_human_preferences.utils.combos import Trial
 
 Experiments = Mapping[str, Sequence[Trial]]
 # {experiment: default label type of `ask`}
-# Choosing the best of four takes people hardly longer than the better of two, and says more.
+# To choose the best of four takes people hardly longer than the better of two, and says more.
 ASKED = {'chat': 'best_of_4'}
 OF_LABELS = 'QUERIES.jsonl'  # placeholder for the data set, as labels contain their queries
 LABEL_FIELDS = {
@@ -91,7 +91,7 @@ def label_commands(
 
 
 def _asked_type(experiment: str, options: Any, folder: str) -> dict[str, str]:
-    """Return {'labels.type': type} of the existing folder, or from ASKED; {} if neither has one."""
+    """Return the default of --labels.type, from an existing folder or ASKED; {} without either."""
     from lm_human_preferences.labels.folder import is_folder
     from lm_human_preferences.labels.task_file import read_task
 
@@ -118,7 +118,7 @@ def _experiment_command(
     fields = user_settings.settable(hparam_class)
 
     def start(settings: dict[str, Any], exp: str, *values: str) -> None:
-        """Start the job. settings: {option: value} as given. values: those of the arguments."""
+        """Start the job. settings: {option: value} as given. values: values of the arguments."""
         binds = user_settings.bindings(reward_experiments, exp, name)
         options: Any = hparam_class()
         own = {key: settings.pop(key) for key in fields.keys() & settings.keys()}

@@ -64,14 +64,14 @@ def start_job(
 
     has_ranks: if False, the job ignores `mpi` and runs in one process.
     """
-    if 'VISIBLE_DEVICES' in os.environ:  # the variable that the original read
+    if 'VISIBLE_DEVICES' in os.environ:  # name of the variable in the original
         os.environ.setdefault('CUDA_VISIBLE_DEVICES', os.environ['VISIBLE_DEVICES'])
     launch = launch_methods.current()
     if not has_ranks:
         if launch.rank == 0:
             import_job(job)(**arguments)
         return
-    errors.require('torch')  # checked here, or a missing mpiexec would be reported first
+    errors.require('torch')  # report missing torch before a missing mpiexec
     size = _world_size(mpi)
     hparams: Any = arguments.get('hparams')
     is_training = hasattr(hparams, 'commands')
@@ -148,7 +148,7 @@ def job_command(
     names = [each if isinstance(each, str) else str(each.name) for each in arguments]
 
     def start(settings: dict[str, Any], *values: Any) -> None:
-        """Start the job. settings: {option: value} as given. values: those of the arguments."""
+        """Start the job. settings: {option: value} as given. values: values of the arguments."""
         own = options()
         user_settings.override(own, settings)
         given = {**dict(zip(names, values, strict=True)), **more()}
@@ -251,7 +251,7 @@ def _dry_run(title: str, hparams: Any, launch: Any, explicitly_set: dict[str, An
 def _checked_name(name: str) -> str:
     """Return the NAME of a run without trailing slashes; UserError if it is not allowed."""
     is_relative = not name.startswith('/') and '..' not in name.split('/')
-    letters = os.fsencode(name).decode(errors='surrogateescape')  # UTF-8, whatever the locale
+    letters = os.fsencode(name).decode(errors='surrogateescape')  # as UTF-8 in every locale
     is_name = bool(name.strip('/')) and letters.isprintable() and len(letters) <= LONGEST_NAME
     if not (is_relative and is_name):
         raise UserError(

@@ -68,7 +68,7 @@ class Program(click.Group):
             _fail(str(e))
         except click.ClickException as e:
             message = e.format_message()
-            if isinstance(e, click.UsageError) and e.ctx is not None:  # click itself raised it
+            if isinstance(e, click.UsageError) and e.ctx is not None:  # an error of click itself
                 message += f' The command comes first: {", ".join(self.commands)}'
             _fail(message)
         except ModuleNotFoundError as e:
@@ -170,7 +170,7 @@ def _click_option(key: str, field: dataclasses.Field) -> click.Option:
         [f'--{key}', _identifier(key)],
         metavar=value_text(field),
         help=f'{field.metadata.get("help") or ""}  {remark}',
-        hidden=field.metadata.get('help', '') is None,  # shell completion offers only the others
+        hidden=field.metadata.get('help', '') is None,  # shells do not complete hidden options
     )
 
 
@@ -185,7 +185,7 @@ def shown(fields: Fields) -> Fields:
 
 
 def _is_hidden(name: str, field: dataclasses.Field) -> bool:
-    """Return whether help pages omit an option, such as those that `train_reward --help` shows."""
+    """Return whether help pages omit an option, for example because train_reward's shows it."""
     return name.startswith(f'{NEW_MODEL}.') or field.metadata.get('help', '') is None
 
 

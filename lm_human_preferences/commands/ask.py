@@ -41,7 +41,7 @@ from lm_human_preferences.utils.logging import progress
 
 INITIAL = 'initial'  # name that stands for an experiment's initial model
 PARTS = {TRAIN: 'train', VALIDATION: 'test'}  # {kind of question: split that its query is from}
-MAY_DIFFER = ('query_dataset', 'policy', 'penalty_reward_value')  # task settings not compared
+MAY_DIFFER = ('query_dataset', 'policy', 'penalty_reward_value')  # settings not compared
 
 
 def ask(
@@ -197,7 +197,7 @@ def _check_options(settings: HParams, options: AskHParams) -> None:
 
 
 def _resolved(name: str) -> str:
-    """Return a policy's name, in which all spellings of the same path become equal."""
+    """Return a policy's name, with the real path of a local one, so that names can be compared."""
     if name == INITIAL or storage.is_remote(name):
         return name.rstrip('/')
     return os.path.realpath(name)

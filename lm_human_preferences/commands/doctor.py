@@ -75,7 +75,7 @@ def _mpi() -> str:
 
 
 def step(*options: str) -> str:
-    """Run a training step of the experiment `test`; hide a lone GPU, which ranks cannot share."""
+    """Run a training step of the experiment `test`, on CPUs if ranks would share a single GPU."""
     import torch
 
     gpus = {'CUDA_VISIBLE_DEVICES': ''} if torch.cuda.device_count() == 1 and options else {}

@@ -110,7 +110,7 @@ def _queries(plan: Plan, encoder: Encoder | None, unchecked: list[str]) -> list[
 def _labels(
     phase: TrainReward, encoding: Encoding | None, encoder: Encoder | None, unchecked: list[str]
 ) -> list[str]:
-    """Check the labels; return a line with the first one if they are read from files."""
+    """Check the labels; return a line with the first label if labels are read from files."""
     settings = phase.settings
     if settings.labels.are_sampled:
         if encoding is not None:

@@ -35,7 +35,7 @@ def export(model_dir: str, output_dir: str, form: str = 'model') -> None:
     """Save a model and its card for transformers, or with form 'adapter' for PEFT."""
     import transformers
 
-    transformers.utils.logging.disable_progress_bar()  # it would clutter redirected output
+    transformers.utils.logging.disable_progress_bar()  # bars would clutter redirected output
     with storage.new_directory(output_dir, SafetensorError):
         if is_classifier(model_dir):
             raise UserError(
@@ -72,7 +72,7 @@ def _export_policy(
         network = policy.build(scope='model')
         logits = _logits(network, tokens)
         policy.as_transformers(network).save_pretrained(output_dir)
-        del network  # the check below loads it again
+        del network  # frees memory: the check below loads the network again
     policy.encoding.write_tokeniser(output_dir)
     ends: list[int] = []
     if task is not None:
@@ -212,7 +212,7 @@ def _reward_model_in(model_dir: str) -> trained_models.TrainedModel | None:
     model = trained_models.TrainedModel(model_dir)
     if not model.is_reward_model():
         return None
-    assert model.savedir is not None  # None only for 'test', which is no reward model
+    assert model.savedir is not None  # only 'test', which is no reward model, has no savedir
     return saved_model(model.savedir)
 
 
@@ -242,7 +242,7 @@ def _export_reward_model(
     made = classifier.classifier_of(causal_lm, head, encoding.n_vocab, name)
     made.save_pretrained(output_dir)
     constant = made.config.reward_constant
-    del made, causal_lm  # the check below loads it again
+    del made, causal_lm  # frees memory: the check below loads the model again
     tokeniser.write_tokeniser(encoding, n_ctx, output_dir)
 
     encoder = encoding.get_encoder()

@@ -37,7 +37,7 @@ def report_labels(
     found = label_report.report(opened, names)
     if reward is not None:
         from lm_human_preferences.commands.sampler import warnings_only
-        from lm_human_preferences.evaluation import reward_on_labels  # both imports load torch
+        from lm_human_preferences.evaluation import reward_on_labels  # both modules load torch
 
         with warnings_only():
             found['reward'] = reward_on_labels.report(opened, reward, names)

@@ -27,7 +27,7 @@ from lm_human_preferences.runs.run_settings import load_run_hparams
 from lm_human_preferences.utils.core import TokenIds, token_ids
 from lm_human_preferences.utils.streams import note
 
-OF_CHOICE = ('rank', 'mean_score', 'choice_kl')  # names in samples of the last fields of Choice
+OF_CHOICE = ('rank', 'mean_score', 'choice_kl')  # names that samples give to fields of Choice
 SCORES = ('score', 'score_std', 'kl', *OF_CHOICE)
 # Fields that `sample --output` writes, except for texts and columns of the file of queries
 OF_SAMPLES = ('query_tokens', 'response_tokens', *SCORES)
@@ -137,7 +137,7 @@ class Choice(NamedTuple):
 
 
 def choose(scores: torch.Tensor, is_valid: torch.Tensor | None = None) -> Choice:
-    """Choose the response to each query with the highest of its `scores (queries, n)`; NaN is last.
+    """Choose the response with the highest score for each query. scores: (queries, n); NaN is last.
 
     is_valid: bool (queries, n), False for a response without the end that the task requires. Such
     responses rank last, since the penalty, their score, may be above the scores of valid ones.

@@ -22,7 +22,7 @@ from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.logging import progress
 
 MOST_RESPONSES = 300_000  # if more responses are possible, sample instead of enumerating
-MOST_TEXTS = 16_384  # the same limit for a reward that reads texts, which is slower
+MOST_TEXTS = 16_384  # lower limit for rewards that read texts, which are slower
 QUERIES = 64  # default number of queries from an endless data set
 DRAWS = 2048  # number of draws in which every query of an enumerable data set occurs
 

@@ -22,7 +22,7 @@ Point = Mapping[str, Any]  # {name: mean over queries}, and 'standard_errors': {
 BEST_OF = (4, 16)
 BEST_OF_N = 'best_of_'  # prefix of the names of best-of-n points in results
 JUDGE = 'judge'  # name of the reward of --judge in results
-FRONTIER = 'frontier'  # key, among the points of a reward in results, of the frontier, a curve
+FRONTIER = 'frontier'  # key of the frontier, a curve, in the results of a reward
 BY_REWARD_MODEL = '_by_reward_model'  # suffix of best-of-n points that another reward chooses
 REWARD_MODEL, CLASSIFIER, FUNCTION = 'reward model', 'classifier', 'reward function'
 COLUMNS = {
@@ -96,7 +96,7 @@ def _cell(values: Point, name: str, queries: int) -> str:
 
 
 def margin(values: Point, name: str, queries: int) -> float | None:
-    """Return half the width of a 95 % interval; None if error is unknown or queries are too few.
+    """Return half the width of a 95 % interval; None if the error is unknown or queries are few.
 
     Queries are treated as independent, so that the mean over queries has a t distribution.
     """

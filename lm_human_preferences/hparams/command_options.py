@@ -28,7 +28,7 @@ class RankHParams(hyperparams.HParams):
     mpi: int | None = option(
         None, 'ranks to start; None: one for each visible GPU, or 1', at_least=1
     )
-    mode: str = option('local', help=None, one_of=('local',))  # as in the original
+    mode: str = option('local', help=None, one_of=('local',))  # an option of the original
 
 
 @dataclass
@@ -234,7 +234,7 @@ class LabelHParams(hyperparams.HParams):
     simulate: SimulateHParams | None = option(None, 'have a reward answer instead of a person')
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that there is only one way to answer."""
+        """Check that `web` and `simulate` are not used together."""
         yield self.web and self.simulate, 'give either {web} or {simulate}'
 
 

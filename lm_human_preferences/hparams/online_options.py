@@ -64,7 +64,7 @@ class ServeHParams(WebHParams):
 
 @dataclass
 class OnlineHParams(hyperparams.HParams):
-    asked_at_once: ClassVar[int] = 16  # questions per batch; batches let few steps wait for them
+    asked_at_once: ClassVar[int] = 16  # questions per batch, so that few steps wait for sampling
 
     labels: int = option(None, 'labels collected by the end', at_least=1)
     initial: int | None = option(

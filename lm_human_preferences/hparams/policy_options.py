@@ -119,11 +119,11 @@ class RewardHParams(hyperparams.HParams):
 
     @property
     def members(self) -> int:
-        """Number of reward models in the ensemble, once a training has begun."""
+        """Number of reward models in the ensemble; it is known once a training has begun."""
         return self.ensemble or 1
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that there is exactly one reward, and that collected labels have a new model."""
+        """Check that there is exactly one reward, and that labels are collected for a new one."""
         trained, new = self.trained_model, self.train_new_model
         yield self.online and new is None, '{online} needs {train_new_model} on'
         yield (

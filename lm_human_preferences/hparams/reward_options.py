@@ -23,7 +23,7 @@ TOO_LONG = ('refuse', 'cut', 'skip')
 PRECISIONS = ('fp32', 'tf32', 'bf16')
 MOST_AT_A_TIME = 1_000_000  # maximum number of responses in a batch; no memory holds many more
 MOST_MEMBERS = 100  # maximum number of reward models in an ensemble
-LONGEST_TIMEOUT = 10_000_000  # seconds, or 115 days
+LONGEST_TIMEOUT = 10_000_000  # maximum of all timeouts in seconds: 115 days
 
 
 @dataclass
@@ -71,7 +71,7 @@ class LabelHParams(hyperparams.HParams):
 
     @property
     def are_sampled(self) -> bool:
-        """True if each start samples the labels anew."""
+        """True if the labels are sampled anew at each start."""
         return self.source == SAMPLED
 
 
@@ -200,7 +200,7 @@ class HParams(hyperparams.HParams):
             and self.normalize_samples == self.rollout_batch_size == 1,
             '{normalize_samples=} with {rollout_batch_size=}: one has no deviation; use more',
         )
-        # None, all labels, need not fill whole batches; a head is fitted without batches.
+        # If num_train is None, the last batch may be smaller; a head is fitted without batches.
         if self.labels.num_train is not None and not self.is_head:
             check_multiple(
                 self.labels.num_train,

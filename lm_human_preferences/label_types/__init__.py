@@ -32,7 +32,7 @@ def register(label_type: type[LabelType]) -> type[LabelType]:
 
 @register
 class PickBest(LabelType):
-    """Index of the best of N responses. Loss: cross entropy of softmax(rewards), equation 1."""
+    """Choice of the best of N responses. Loss: cross entropy of softmax(rewards), equation 1."""
 
     name = 'best_of_N'
     field = 'best'

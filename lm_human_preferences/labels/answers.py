@@ -50,7 +50,7 @@ def files_of(folder: str) -> list[Path]:
 
 
 def question_id(tokens: Mapping[str, Sequence[int]]) -> str:
-    """Return the id of a question {field: token ids}: the SHA-256, in hexadecimal, of its ids."""
+    """Return the id of a question {field: token ids}: the hexadecimal SHA-256 of its token ids."""
     text = json.dumps(list(tokens.values()), separators=(',', ':'))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -97,7 +97,7 @@ class Answer:
     is_imported: bool = False  # whether the answer was given in another tool
     is_simulated: bool = False  # whether a simulated labeller gave the answer
     given_id: int | str | None = None  # id that the imported label had in its file
-    line: int = dataclasses.field(default=0, compare=False)  # number of its line in the file
+    line: int = dataclasses.field(default=0, compare=False)  # line of the answer in its file
 
     @classmethod
     def of_record(

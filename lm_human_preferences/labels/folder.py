@@ -111,7 +111,7 @@ class LabelFolder:
         self.samples = self.label_type.samples
         self.questions: dict[str, Question] = {}
         self.logs: dict[str, AnswerLog] = {}
-        self.given: dict[str, Answer] = {}  # see AnswerLog
+        self.given: dict[str, Answer] = {}  # {uuid: answer} of all labellers, see AnswerLog
         self._reader = json_lines.Reader(os.path.join(path, QUESTIONS))
         self.refresh()
 
@@ -126,7 +126,7 @@ class LabelFolder:
 
     def refresh(self) -> None:
         """Read the questions and answers that were added; UserError if they cannot be read."""
-        # Read answers first: the questions of all answers read here are then in the file below.
+        # Read answers before questions, so that the question of each answer is read, too.
         for file in files_of(os.path.join(self.path, ANSWERS)):
             name = file.stem
             if not LABELLER.fullmatch(name) or (self.lines is not None and name not in self.lines):
@@ -216,7 +216,7 @@ class LabelFolder:
         return {name: log.lines for name, log in self.logs.items()}
 
     def lines_used(self, labeller: str) -> int:
-        """Return how many lines of a labeller's file a training has used; they must not change."""
+        """Return how many lines of a labeller's file a training has used, and which must stay."""
         reader = json_lines.Reader(os.path.join(self.path, USED))
         lines = 0
         for _, record in reader.new_records():

@@ -44,7 +44,7 @@ def _numbered(subjects: Sequence[str]) -> torch.Tensor:
 def _subjects(
     labels: Labels, label_type: LabelType, name_of: Callable[[torch.Tensor], str]
 ) -> list[str]:
-    """Return a name of each label's subject. name_of: function from tokens to a name.
+    """Return the name of each label's subject. name_of: function from token ids to a name.
 
     Labels that share a response, such as the pairs of one ranking, depend on each other. They get
     one subject, which has the alphabetically first of their names.
@@ -109,7 +109,7 @@ def split(
     if left == 0:
         raise UserError(
             f'{settings.labels.setting("held_out")} leaves none of {count} labels to train on:'
-            ' collect more of them, about other queries, or hold fewer out'
+            ' collect labels about other queries, or hold fewer out'
         )
     queries = len(held_out['query'].unique(dim=0))
     note = f'Held out: {count} of {count + left} labels ({queries} queries); training on {left}'
@@ -121,7 +121,7 @@ class Prediction:
     """Measured agreement between a reward model's predictions and labels."""
 
     labels: int
-    queries: int  # independent queries; for a single query, groups of connected labels
+    queries: int  # number of queries, or if all queries are equal, of groups of related labels
     accuracy: float | None  # fraction of labels predicted right; None for ratings
     effective: float  # equivalent number of independent labels, see agreement.effective_answers
     chance: float | None  # accuracy of guessing

@@ -46,7 +46,7 @@ class Labeller(Writer):
     def __init__(self, folder: LabelFolder, name: str, key: bytes = b'') -> None:
         check_name(name)
         self.folder, self.name, self._key = folder, name, key
-        folder.refresh()  # a damaged folder fails here, before a file is made
+        folder.refresh()  # UserError for a damaged folder, before a file is made
         path = os.path.join(folder.path, ANSWERS, f'{name}.jsonl')
         super().__init__(
             path,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lm_human_preferences.policy import Policy
 
 TEST_SEED = 0
-TEST_LABELS = 64  # least number of labels from the source 'test' if --labels.num_train is None
+TEST_LABELS = 64  # minimum number of labels of the source 'test' if --labels.num_train is None
 BATCH = 256  # number of questions that are judged at a time
 # Function from queries (batch, length) and responses (batch, length) to scores (batch,)
 Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

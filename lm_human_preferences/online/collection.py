@@ -93,7 +93,7 @@ class Collection(Hook):
             missing = self.comm.on_rank_0(lambda: self._on_rank_0.missing(step))
             if missing <= 0:
                 return
-            self.checkpointer.after_step(self.trainer)  # saves and raises if a signal came
+            self.checkpointer.after_step(self.trainer)  # if a signal came, save and raise
             waited = self.comm.all_gather_object(time.monotonic() - begin)[0]
             if self.patience is not None and waited >= self.patience * HOUR:
                 self._give_up(missing, step)
@@ -153,7 +153,7 @@ class RunLabels:
         self._writer = stack.enter_context(json_lines.Writer(path, in_use=f'{path} is in use'))
         self.used = read_used(path)
         self.source = QuestionSource(policy=trainer.policy, writer=writer, phase=phase, seed=seed)
-        self.labeller: Labeller | None = None  # a simulated labeller
+        self.labeller: Labeller | None = None  # simulated labeller, unless people answer
         if not online.asks_people:
             self.labeller = Labeller(self.folder, online.source)
             stack.enter_context(self.labeller)
@@ -280,7 +280,7 @@ def statistics(
 
 
 def line(used: Mapping[str, Any], models: int, loss: float, prediction: Prediction | None) -> str:
-    """Return the console's line about a training. models: how often the reward model is trained."""
+    """Return the console line about one training. models: number of trainings of reward models."""
     found = (
         f'reward model {used["model"]} of {models}, before step {used["step"] + 1}:'
         f' {used["labels"]} labels ({used["wanted"]} wanted); loss {loss:.3f}'

@@ -26,7 +26,7 @@ LESS_MEMORY = (
     'a smaller micro_batch_size (of --ppo or of the reward model) and --run.gradient_checkpointing'
     ' true take less, for the same gradients'
 )
-# Difference between the seeds of an ensemble's models, by which seeds of two runs rarely differ
+# Difference between seeds of an ensemble's models; seeds of two runs rarely differ by as much
 MEMBER_SEED_STRIDE = 1_000_003
 
 

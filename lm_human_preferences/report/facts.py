@@ -18,7 +18,7 @@ from lm_human_preferences.report.run import Run
 from lm_human_preferences.runs import run_dir
 
 NOT_RECORDED, NOT_MEASURED = 'not recorded', 'not measured'
-LEARN, GAIN, SAYS = 'What it was to learn', 'Whether it did', 'What it says now'  # headings
+LEARN, GAIN, SAYS = 'What it was to learn', 'Whether it did', 'What it says now'  # page headings
 SURE, LABELS, MADE = 'How sure', 'Labels', 'How it was made'
 TASKS = {
     'sentiment': 'continue a passage of a book with positive sentiment',
@@ -135,7 +135,7 @@ def answer(run: Run) -> list[tuple[str, str, list[str]]]:
 
 
 def mind(run: Run) -> list[tuple[str, str]]:
-    """Return warnings for the reader: (numbers, constant sentence)."""
+    """Return warnings for the reader as (numbers, sentence) pairs."""
     labels, seen = run.trainer.labels, run.evaluation.get('queries_trained_on')
     kl, ended = run.last('objective/kl'), run.last('responses/ended')
     queries = labels.get('held_out_queries') or 0
@@ -204,7 +204,7 @@ def gain(run: Run) -> Table:
 def _measured(run: Run, reward: str, point: str, key: str) -> str:
     """Format number `key` of a point with its 95 % interval; a dash if unknown, '' if missing."""
     if point.startswith(report.BEST_OF_N) and reward != next(iter(run.rewards)):
-        point += report.BY_REWARD_MODEL  # the reward that was trained on chooses the best of n
+        point += report.BY_REWARD_MODEL  # the reward of the training chooses the best of n
     values = run.rewards[reward].get(point, {})
     if values.get(key) is None:
         return '–' if key in values else ''
@@ -298,7 +298,7 @@ def sure(run: Run) -> Table:
 
 
 def counts(run: Run) -> Table:
-    """Return a table of how many labels the run's reward model has, by use."""
+    """Return a table of the numbers of labels that the reward model has, by their use."""
     rows = []
     for name, value in run.trainer.labels.items():
         if not isinstance(value, Mapping):
@@ -352,7 +352,7 @@ def settings(named: Mapping[str, Run], experiments: Experiments) -> Table:
 
 
 def collected(run: Run) -> dict[str, Any]:
-    """Return the content of a run's page; a warning names each file that cannot be read."""
+    """Return the content of a run's page, with a warning for each file that cannot be read."""
     tables = {
         LEARN: (task, examples),
         GAIN: (gain,),

@@ -221,6 +221,6 @@ def _marked(text: str) -> Markup:
 def _shown(match: re.Match[str]) -> str:
     character = match[0]
     is_visible = character.isprintable() and not INVISIBLE.match(character)
-    if match[1] or is_visible or unicodedata.category(character) == 'Zs':  # a blank
+    if match[1] or is_visible or unicodedata.category(character) == 'Zs':  # Zs: blanks
         return character
     return _MARK.format(f'U+{ord(character):04X}')

@@ -36,7 +36,7 @@ class Run:
         adaptive = self.policy and self.policy.rewards.adaptive_kl
         self.target = adaptive and adaptive.target  # target of the KL, in nats
         record = self.tried(run_files.RECORD, {}, run_record.read, directory)
-        self.training = record.get(files.command, {})  # runs.run_record describes these three
+        self.training = record.get(files.command, {})  # see runs.run_record for its content
         self.labels = run_record.labels(record)
         self.commands = run_record.commands(record)
         self.log = curves.read(directory, files.events)
@@ -65,7 +65,7 @@ class Run:
 
     @property
     def rewards(self) -> dict[str, dict[str, Any]]:
-        """Results {reward: {point: numbers}} of the evaluation or the log, the run's own first."""
+        """Results {reward: {point: numbers}} of evaluation or log; the run's own reward comes first."""
         kl, score = (self.curves.get(f'objective/{name}') for name in ('kl', 'score'))
         if self.evaluation or not (kl and score):
             return self.evaluation.get('rewards', {})

@@ -123,7 +123,7 @@ def load_saved(saved: TrainedModel) -> LearnedReward:
 
 
 def give_columns(reward: TextReward, task: lm_tasks.TaskHParams) -> None:
-    """Give a reward function that asks for columns the columns of the task's queries."""
+    """Pass the columns of the task's queries to the reward function, if it asks for columns."""
     if reward.scorer.asks_for_columns:
         reward.columns = lm_tasks.query_columns(task, reward.encoder)
 
@@ -131,7 +131,7 @@ def give_columns(reward: TextReward, task: lm_tasks.TaskHParams) -> None:
 def give_more_columns(
     reward: ScoringModel | None, queries: Iterable[tuple[Sequence[int], Query]]
 ) -> None:
-    """Give a reward function that asks for columns also the columns of (tokens, query) pairs."""
+    """Pass columns of more (tokens, query) pairs to the reward function, if it asks for columns."""
     if isinstance(reward, TextReward) and reward.scorer.asks_for_columns:
         pairs = [pair for pair in queries if pair[1].columns]
         reward.columns = {**reward.columns, **lm_tasks.columns_by_tokens(pairs)}

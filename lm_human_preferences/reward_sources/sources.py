@@ -64,7 +64,7 @@ class RewardSource:
         return dataclasses.replace(POLICY_NETWORKS, **{self.role: scopes})
 
     def pinned(self, comm: Comm) -> Self:
-        """Return this source, with the content of its files as rank 0 has read it, on all ranks."""
+        """Return this source, with contents of files that rank 0 has read for all ranks."""
         return self
 
     def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:

@@ -29,9 +29,9 @@ from lm_human_preferences.runs.run_settings import reward_settings_of
 Pair = tuple[list[int], list[int]]  # tokens of a query and of a response
 # {suffix of a column: number}: '' is a response's score, _SPREAD the score's standard deviation
 Scores = dict[str, float | None]
-Named = tuple[str, dict[str, str]]  # query of a record, and {column: response}
-BATCH = 64  # responses that are scored at a time
-_RESPONSES = ('response', 'completion', 'sample')  # names of a field with a single response
+Named = tuple[str, dict[str, str]]  # (query, {column: response}) of a record
+BATCH = 64  # number of responses that are scored at a time
+_RESPONSES = ('response', 'completion', 'sample')  # possible names of the field of a response
 _SPREAD = '_std'  # suffix of a standard deviation
 
 

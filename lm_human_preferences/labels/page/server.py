@@ -44,7 +44,7 @@ POLICY = (
     "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; connect-src"
     " 'self'; img-src data:; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-HEADERS = {  # headers of every reply, beside POLICY
+HEADERS = {  # headers of every reply, in addition to POLICY
     'Cache-Control': 'no-store',
     'Cross-Origin-Opener-Policy': 'same-origin',
     'Cross-Origin-Resource-Policy': 'same-origin',

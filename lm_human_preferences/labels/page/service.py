@@ -50,7 +50,7 @@ class LabellingService:
         self.assignments = Assignments(folder, self.labellers)
 
     def task(self, name: str) -> dict[str, Any]:
-        """Return {name: value} for the page of all that is the same for every question."""
+        """Return {name: value} of the facts that the page shows with every question."""
         return {
             'labeller': name,
             'instructions': self.folder.task['instructions'],
@@ -101,7 +101,7 @@ class LabellingService:
                 labeller.answer(asked, value, took, uuid=answer, **said)
             return self._next(name)
 
-    skip = answer  # with a reason instead of a choice
+    skip = answer  # a skip is sent like an answer, with a reason instead of a choice
 
     def undo(self, name: str, answer: str) -> dict[str, Any]:
         """Take back an answer or a skip, and return its question, to be answered again."""

@@ -11,7 +11,7 @@ from lm_human_preferences.utils import student
 
 NORMAL_95 = 1.959963984540054  # a standard normal lies within +- this with probability 0.95
 # Weight of imagined questions whose labellers all agree.
-# They give intervals from 10 questions on the right coverage, see benchmarks/interval_coverage.py.
+# With them, intervals are correct from 10 questions on, see benchmarks/interval_coverage.py.
 IMAGINED = 0.25
 LEAST_EXPECTED = 5  # a chi-square test with fewer expected answers in a cell is too inexact
 
@@ -28,9 +28,9 @@ def krippendorff_alpha(answers: Sequence[Sequence[Value]], label_type: LabelType
         for first in places if len(of_question) > 1 else ():
             order = places[first:] + places[:first]
             units.append([label_type.moved(value, order) for value in of_question])
-    if label_type.is_numeric:  # the library would need an array (units, values, values)
+    if label_type.is_numeric:  # `krippendorff` would need an array (units, values, values)
         pooled = np.array([*itertools.chain(*units)], np.float64)
-        with np.errstate(over='ignore', invalid='ignore'):  # numbers near the largest float
+        with np.errstate(over='ignore', invalid='ignore'):  # large numbers may overflow
             inside = sum(len(unit) * np.var(unit, ddof=1) for unit in units) / max(len(pooled), 1)
             overall = pooled.var(ddof=1) if units else 0.0
             return float(1 - inside / overall) if overall > 0 else math.nan
@@ -104,6 +104,6 @@ def uniform_p_value(counts: Sequence[int]) -> float | None:
     """
     if sum(counts) < LEAST_EXPECTED * max(len(counts), 1):
         return None
-    from scipy import stats  # takes a second to import
+    from scipy import stats  # this import takes a second
 
     return float(stats.chisquare(counts).pvalue)

@@ -113,7 +113,7 @@ def _labeller(folder: LabelFolder, name: str, said: Said) -> dict[str, Any]:
     for answer in own:
         best, right = label_type.preferred(answer.value), folder.questions[answer.question].gold
         if best is not None and not answer.is_imported:
-            positions[answer.order.index(best)] += 1  # position on the screen
+            positions[answer.order.index(best)] += 1  # position of the best on the screen
         if right is not None:
             gold.append(label_type.matches(answer.value, right))
     for given in said.values():
@@ -125,7 +125,7 @@ def _labeller(folder: LabelFolder, name: str, said: Said) -> dict[str, Any]:
         'kind': kind,
         'answers': len(own),
         'ties': sum(answer.value == TIE for answer in own) or None,
-        'all bad': sum(answer.is_bad for answer in own) or None,  # also counted as ties
+        'all bad': sum(answer.is_bad for answer in own) or None,  # 'ties' includes them
         'skipped': len(last) - len(own),
         'median s': round(statistics.median(seconds), 1) if seconds else None,
         'agreement': f'{sum(equal)} of {len(equal)}' if equal else None,

@@ -53,7 +53,7 @@ def _moved(label: TextLabel, asked: Tokens, label_type: LabelType) -> TextLabel:
         places = []
         for name in label_type.samples:
             places.append(left.index(label.tokens[name]))
-            left[places[-1]] = []  # taken, so that an equal sample gets another place
+            left[places[-1]] = []  # mark the place as taken: an equal sample gets another
         answer = label_type.moved(answer, places)
     return dataclasses.replace(label, answer=answer, tokens=asked)
 
@@ -171,7 +171,7 @@ def _add_answers(labeller: Labeller, given: dict[str, Answer]) -> list[str]:
     new, left_out = [], 0
     for question, answer in given.items():
         before = labeller.log.last.get(question)
-        if before is None or before.value is None:  # a skip does not count
+        if before is None or before.value is None:  # a skip does not count as an answer
             new.append(answer)
         elif not before.is_imported:
             left_out += 1  # an answer given in this program stays: it may be the later one

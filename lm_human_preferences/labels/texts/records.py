@@ -132,7 +132,7 @@ def _answer(
     given = value = record.get(field, '')
     if messages.is_empty(given) and not is_needed:
         return None
-    if messages.is_empty(given) and field in record:  # such as an empty cell of a table
+    if messages.is_empty(given) and field in record:  # a table may have empty cells
         raise UnusableError(f'{where} has no answer')
     with contextlib.suppress(ValueError):
         if isinstance(given, str):
