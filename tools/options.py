@@ -27,8 +27,8 @@ PAGE = ROOT / 'docs/options.md'
 INTRODUCTION = """\
 # Options
 
-All options, as `--help` of a command shows them. `pipenv run python tools/options.py` writes this
-page anew.
+This page lists all options as `--help` shows them; `pipenv run python tools/options.py` writes it
+from the code.
 
 - The defaults are those of the program. Each experiment of [`launch.py`](../launch.py) sets what is
   *required* and changes some of them; `--dry_run` prints the settings that it ends up with. `None`
@@ -50,14 +50,15 @@ NOTES = {  # below a heading
         " two follow the policy's unless they are set."
     ),
     'Task': (
-        'For `train_policy`, a task option given once also holds for the reward model that is'
-        ' trained first; `--lora.NAME` sets\nother adapters for it.'
+        'In `train_policy`, a task option also holds for the reward model that is trained first;'
+        ' `--lora.NAME` sets other adapters\nfor it.'
     ),
     'Reward training': (
-        'Of `train_reward`. For `train_policy` the names begin with `--rewards.train_new_model.`'
+        'These are options of `train_reward`; `train_policy` calls them'
+        ' `--rewards.train_new_model.NAME`.'
     ),
     'Rewards': (
-        'How fast the KL coefficient adapts: [evaluation.md](evaluation.md#the-kl-coefficient).'
+        '[evaluation.md](evaluation.md#the-kl-coefficient) says how fast the KL coefficient adapts.'
     ),
     'Sampling': (
         '`./sample.py sample`. With `--model` it also takes the options `--task.NAME`, whose'

@@ -65,7 +65,7 @@ class Run:
 
     @property
     def rewards(self) -> dict[str, dict[str, Any]]:
-        """Results {reward: {point: numbers}} of evaluation or log; the run's own reward comes first."""
+        """Results {reward: {point: numbers}} of evaluation or log, the run's own reward first."""
         kl, score = (self.curves.get(f'objective/{name}') for name in ('kl', 'score'))
         if self.evaluation or not (kl and score):
             return self.evaluation.get('rewards', {})
