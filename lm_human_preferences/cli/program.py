@@ -22,7 +22,7 @@ from lm_human_preferences.utils.streams import error_line, note
 Fields = dict[str, dataclasses.Field]
 
 LAUNCHING = ('mpi', 'dry_run', 'save_dir', 'overwrite')
-HEADINGS = {  # {group of options: its heading on help pages}; '' is the group of all others
+HEADINGS = {  # {group of options: its heading on help pages}; '' is for options outside groups
     'run': 'Run',
     'task': 'Task',
     'task.policy': 'Policy',

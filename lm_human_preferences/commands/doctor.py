@@ -109,7 +109,7 @@ def doctor() -> None:
     for name, check in checks.items():
         try:
             print(f'ok       {name}: {check()}', flush=True)
-        except Exception as e:  # any error is a finding for the user
+        except Exception as e:  # any error is reported as a problem
             text = str(e) if isinstance(e, UserError) else f'{type(e).__name__}: {e}'
             print(f'problem  {name}: {" ".join(text.splitlines())}', flush=True)
             broken.add(name)

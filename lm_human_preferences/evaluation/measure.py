@@ -47,7 +47,7 @@ class Responses(NamedTuple):
     ref_logprobs: torch.Tensor
     logprobs: torch.Tensor
     scores: dict[str, torch.Tensor]
-    repeats: float = 0.0  # see repeats_of; 0 if all responses are enumerated
+    repeats: float = 0.0  # result of repeats_of; 0 if all responses are enumerated
 
 
 def load_models(save_dir: str, source: RewardSource, judge: str | None = None) -> Models:
@@ -226,7 +226,7 @@ def measure(
     own = next(iter(models.rewards))  # the reward that the policy was trained on
     log_rho, log_pi, all_scores, repeats = responses
     for name, scores in all_scores.items():
-        # The KL coefficient, and so the optimum, belongs to the reward that was trained on.
+        # kl_coef defines an optimum only for the reward that the policy was trained on.
         coefficient, chooser = (kl_coef, None) if name == own else (None, all_scores[own])
         if exact:
             points = comparison.compare(log_rho, log_pi, scores, coefficient, chooser)

@@ -23,7 +23,7 @@ from lm_human_preferences.utils.core import MIN_TEMPERATURE
 
 ROUNDING = 1e-6  # a gain below this fraction of the largest score is a rounding error of fp32
 CHUNK = 8192  # maximum number of token sequences in one forward pass
-CACHED = 2**16  # numbers in a chunk; a processor's cache holds several such chunks
+CACHED = 2**16  # size of a chunk in numbers; a processor's cache holds several such chunks
 
 
 def expected(logprobs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

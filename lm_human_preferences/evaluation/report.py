@@ -17,7 +17,7 @@ from lm_human_preferences.utils.streams import printable
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Point = Mapping[str, Any]  # {name: mean over queries}, and 'standard_errors': {name: error}
+Point = Mapping[str, Any]  # {name: mean over queries}, perhaps with key 'standard_errors'
 
 BEST_OF = (4, 16)
 BEST_OF_N = 'best_of_'  # prefix of the names of best-of-n points in results

@@ -231,7 +231,7 @@ class CommandHParams(HParams):
     )
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check also that a head has no ensemble."""
+        """Check all options, and that a head is not trained as an ensemble."""
         yield from super().problems()
         yield (
             self.is_head and self.ensemble > 1,

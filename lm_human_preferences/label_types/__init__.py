@@ -95,7 +95,7 @@ class _Number(LabelType):
         return is_number(value)
 
     def moved(self, value: float, places: Sequence[int]) -> float:
-        """Return the number unchanged, as it does not name a sample."""
+        """Return the number unchanged, since it does not depend on the order of samples."""
         return value
 
     def by_chance(self, rewards: Sequence[float], rng: random.Random) -> float:

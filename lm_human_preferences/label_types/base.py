@@ -29,14 +29,14 @@ class Control:
     """Control by which a labeller answers, in a terminal and on the page."""
 
     template: str  # in page.html: 'choose' has a button for each sample, 'scale' a row of numbers
-    choices: int  # how many numbers there are to choose from
-    meaning: str  # what the numbers stand for, in help texts
+    choices: int  # how many numbers a labeller can choose from
+    meaning: str  # meaning of the numbers in help texts
     keys: int = 1  # how many numbers to press for an answer, all of them different
-    first: int = 1  # lowest number
+    first: int = 1  # lowest number to press
     title: str = ''  # heading of a scale
     ends: tuple[str, str, str] = ('', '', '')  # texts at a scale's lowest, middle, highest number
-    tie: str = ''  # meaning of TIE_KEY; '' without ties
-    bad: str = ''  # meaning of BAD_KEY; '' without ties, or if BAD_KEY is a choice
+    tie: str = ''  # meaning of TIE_KEY in help texts; '' if this key is not offered
+    bad: str = ''  # meaning of BAD_KEY in help texts; '' if this key is not offered
 
     @property
     def last(self) -> int:

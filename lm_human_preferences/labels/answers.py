@@ -30,7 +30,7 @@ SIMULATED = 'simulated'  # field of an answer: true if a simulated labeller gave
 UNNAMED = 'imported'  # name of the labeller if imported answers name nobody
 GIVEN_BY = 'labeller'  # field of a label in a file of texts: name of its labeller
 ID = 'id'  # field of a label in a file: its id in another tool
-GIVEN_ID = 'given_id'  # field of a question or an answer: ID of the imported label
+GIVEN_ID = 'given_id'  # field of a question or answer: id of the label it was imported from
 
 
 def is_unnamed(labeller: str) -> bool:
@@ -55,7 +55,7 @@ def question_id(tokens: Mapping[str, Sequence[int]]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-_FIELDS = {  # {attribute of Answer: its field in a line of the file}
+_FIELDS = {  # {attribute of Answer: name of its field in a file of answers}
     'uuid': 'answer',
     'question': 'question',
     'reason': 'skip',
@@ -68,7 +68,7 @@ _FIELDS = {  # {attribute of Answer: its field in a line of the file}
     'given_id': GIVEN_ID,
 }
 _OPTIONAL = {'skip': None, BAD: False, IMPORTED: False, SIMULATED: False, GIVEN_ID: None}
-GIVEN_IDS = int | str | None  # types that an id may have
+GIVEN_IDS = int | str | None  # types that the id of an imported label may have
 _SCHEMA = {
     'answer': str,
     'question': str,

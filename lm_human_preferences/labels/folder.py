@@ -71,7 +71,7 @@ class Question:
     weights: list[str]  # digest of each policy's weights; '' if unknown
     part: str  # split of the data set that the query is from
     texts_read: int  # number of texts of the split that were read up to the query
-    episode: int | None  # episodes that the policy had trained for; None if not asked by a training
+    episode: int | None  # episodes that the policy had trained on; None if it was not in training
     ids: dict[str, array.array[int]]  # token ids of the query and of each sample
     gold: Value | None = None  # known answer of a gold question
     given_id: int | str | None = None  # id of the label that the question was imported from

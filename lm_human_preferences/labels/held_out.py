@@ -124,8 +124,8 @@ class Prediction:
     queries: int  # number of queries, or if all queries are equal, of groups of related labels
     accuracy: float | None  # fraction of labels predicted right; None for ratings
     effective: float  # equivalent number of independent labels, see agreement.effective_answers
-    chance: float | None  # accuracy of guessing
-    agreement: float | None  # the accuracy, or the correlation of rewards with ratings, if any
+    chance: float | None  # accuracy that guessing would have
+    agreement: float | None  # accuracy; for ratings, their correlation with rewards, if defined
     is_cross_validated: bool = False  # whether heads fitted to other labels made the predictions
     is_learned: bool = False  # whether the model may have learned from these labels
 
@@ -136,7 +136,7 @@ class Prediction:
         return agreement.wilson_interval(self.accuracy * self.effective, self.effective)
 
     def statistics(self) -> dict[str, float]:
-        """Return {name: number} for TensorBoard."""
+        """Return the statistics {name: number} that are logged to TensorBoard."""
         numbers = {}
         if self.accuracy is not None:
             numbers['accuracy'] = self.accuracy

@@ -19,9 +19,9 @@ SCHEMA = {
     'instructions': str,
     'task': LENGTHS,
 }
-EXPERIMENT = 'experiment'  # field: name of the experiment; folders of other versions lack it
-TIES = 'ties'  # field: true if "no preference" is an answer; otherwise it is missing
-SCALE = 'scale'  # field: [lowest, highest number] of ratings and comparisons
+EXPERIMENT = 'experiment'  # optional field of task.json: name of the experiment
+TIES = 'ties'  # optional field of task.json: true if labellers may answer "no preference"
+SCALE = 'scale'  # optional field of task.json: [lowest, highest number] that labellers may give
 
 
 def read_task(path: str) -> dict[str, Any]:

@@ -269,7 +269,7 @@ def collected(folder: LabelFolder) -> list[Answer]:
 def statistics(
     used: Mapping[str, Any], loss: float, prediction: Prediction | None
 ) -> dict[str, float]:
-    """Return {name in TensorBoard, without TAG: number} of a reward model's training."""
+    """Return TensorBoard statistics {name without TAG: number} of a reward model's training."""
     found = {'model': used['model'], 'wanted': used['wanted'], 'labels': used['labels']}
     found['loss'] = loss
     if prediction is not None:

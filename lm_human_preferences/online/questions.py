@@ -20,7 +20,7 @@ from lm_human_preferences.utils.core import map_micro_batches, random_stream
 
 IDLE_BATCHES = 20  # asking stops after so many batches in a row without a new question
 PART = 'train'  # split of the data set that queries come from
-POLICY = 'policy'  # name that questions give to the policy in training
+POLICY = 'policy'  # name of the policy in training, as questions record it
 
 Tokens = dict[str, list[int]]  # {field: token ids} of a query and its samples
 
@@ -103,7 +103,7 @@ class QuestionSampler:
         """Yield {field: tokens} of each query and its responses, as a reward model sees them."""
         rows = torch.stack([query.tokens for query in queries])
         times = len(self.fields) // len(self.policies)
-        columns: list[torch.Tensor] = []  # one for each field: (queries, response_length)
+        columns: list[torch.Tensor] = []  # samples of each field, (queries, response_length)
         for policy in self.policies.values():
             responses = map_micro_batches(
                 lambda part, policy=policy: self._respond(policy, part),

@@ -23,7 +23,7 @@ from lm_human_preferences.utils.logging import Logger, announce
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Retrainer:
-    """Trainer of `reward` on all labels so far (paper, section 2.3).
+    """Trainer of the reward model on all labels collected so far (paper, section 2.3).
 
     It uses separate random streams, so that the policy's training draws the same numbers.
     """
@@ -91,7 +91,7 @@ class ModelRetrainer(Retrainer):
         """Train one reward model; return its mean loss in the last quarter of an epoch."""
         reward_model, optimizer = self.reward_models[number], self.optimizers[number]
         reward_model.restart(self.ref_policy.model)
-        self.comm.broadcast_(reward_model.get_params())  # ranks have drawn different heads
+        self.comm.broadcast_(reward_model.get_params())  # ranks drew different random heads
         optimizer.reset()
         parts = (reward_model, self.ref_policy, labels)
         more = {'logger': self.logger, 'given_optimizer': optimizer}

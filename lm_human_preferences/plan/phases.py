@@ -158,7 +158,7 @@ class Plan:
     """Phases of a command, in order. settings: all settings of the command."""
 
     settings: Settings
-    rewards: tuple[TrainReward, ...]  # trainings of reward models before the policy's
+    rewards: tuple[TrainReward, ...]  # trainings of reward models before that of the policy
     policy: TrainPolicy | None = None
 
     @property

@@ -214,7 +214,7 @@ def inline(text: object) -> Markup:
 
 
 def _marked(text: str) -> Markup:
-    """Return a text as HTML, with invisible characters as their marked codes."""
+    """Return a text as HTML, with invisible characters replaced by their highlighted codes."""
     return Markup(_UNUSUAL.sub(_shown, escape(text.replace('\r\n', '\n'))))
 
 

@@ -47,9 +47,9 @@ class RewardSource:
     pessimism: deviations by which a head lowers scores.
     """
 
-    role: ClassVar[str] = ''  # field of Networks for the reward's networks; '' if it has none
+    role: ClassVar[str] = ''  # field of Networks that has the reward's networks; '' without any
 
-    name: str  # directory, function or model, as the user gave it
+    name: str  # name of a directory, function or model, as the user gave it
     task: lm_tasks.TaskHParams
     members: int
     labels: str | None = None
@@ -113,7 +113,7 @@ class RewardSource:
 
 
 class KnownSource(RewardSource):
-    """The known reward of reviews."""
+    """The exactly known reward of film reviews."""
 
     def check(self, encoding: Encoding | None) -> None:
         if encoding is not None:

@@ -18,7 +18,7 @@ from lm_human_preferences.synthetic import disk_cache, language_model
 from lm_human_preferences.training.optimizer import LBFGS
 from lm_human_preferences.utils.core import default_device, one_thread
 
-N_REVIEWS = 16384  # labelled reviews that the classifier is fitted to
+N_REVIEWS = 16384  # number of labelled reviews that the classifier is fitted to
 L2_PENALTY = 0.1  # factor of the squared weights, divided by the number of reviews
 QUERIES = 'reviews'  # data set whose texts the known reward can score
 CHECKPOINT = 'model.ckpt'  # name of the weights in the cache directory

@@ -29,10 +29,10 @@ from lm_human_preferences.runs.run_settings import reward_settings_of
 Pair = tuple[list[int], list[int]]  # tokens of a query and of a response
 # {suffix of a column: number}: '' is a response's score, _SPREAD the score's standard deviation
 Scores = dict[str, float | None]
-Named = tuple[str, dict[str, str]]  # (query, {column: response}) of a record
+Named = tuple[str, dict[str, str]]  # query of a record, and its responses {column: text}
 BATCH = 64  # number of responses that are scored at a time
 _RESPONSES = ('response', 'completion', 'sample')  # possible names of the field of a response
-_SPREAD = '_std'  # suffix of a standard deviation
+_SPREAD = '_std'  # suffix of the column with the standard deviation of a score
 
 
 def score(run: str, file: str, too_long: str) -> None:
@@ -60,7 +60,7 @@ def score(run: str, file: str, too_long: str) -> None:
 def _by_texts(
     scorer: TextScorer, named: Sequence[Named], columns: Sequence[dict[str, Any]]
 ) -> Iterator[Scores]:
-    """Yield {'': score} of each response, by a reward that reads texts."""
+    """Yield the score of each response as {'': score}, by a reward that reads texts."""
     texts = []
     for (query, responses), others in zip(named, columns, strict=True):
         texts += [joined(query, text, others) for text in responses.values()]
@@ -117,8 +117,8 @@ def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
     responses = {name: messages.text_field(record, name, where) for name in names}
     if not responses:
         raise UserError(
-            f'{where} has nothing to score: neither response, completion, sample or sample0, nor'
-            ' chosen and rejected'
+            f'{where} has nothing to score: give it a field response, completion, sample or'
+            ' sample0, or chosen and rejected'
         )
     return query, responses
 

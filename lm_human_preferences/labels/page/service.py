@@ -64,7 +64,7 @@ class LabellingService:
             try:
                 self.folder.refresh()
             except UserError as e:
-                self.note(f'note: {e}')  # go on with what could be read
+                self.note(f'note: {e}')  # go on with the questions that could be read
             return self._next(name)
 
     def answer(

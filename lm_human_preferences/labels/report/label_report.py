@@ -13,7 +13,7 @@ from lm_human_preferences.labels.answers import Answer, is_unnamed
 from lm_human_preferences.labels.folder import GOLD, VALIDATION, LabelFolder
 from lm_human_preferences.labels.report import agreement
 
-Policy = tuple[str, str]  # (path, digest of the weights)
+Policy = tuple[str, str]  # (path of a policy, digest of its weights)
 Said = dict[str, dict[str, Value]]  # {question: {labeller: answer}}, without skips
 Facts = Mapping[str, Any]  # the report, or a part of it
 
@@ -56,7 +56,7 @@ def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]
 
 
 def _agreement(folder: LabelFolder, said: Said) -> dict[str, Any]:
-    """Return how often labellers agree about the same question; for ratings, only alpha."""
+    """Return how far labellers agree on the same questions; ratings have Krippendorff's alpha."""
     label_type = folder.label_type
     equal: dict[str, int] = {}  # {id of a question: number of pairs of equal answers}
     pairs: dict[str, int] = {}
