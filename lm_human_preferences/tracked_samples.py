@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lm_human_preferences.plan.phases import TrainPolicy
     from lm_human_preferences.ppo import Rollout
 
-SHOWN, SHOWN_IN_SUMMARY = 3, 2  # numbers of samples that the original console or summary shows
+SHOWN, SHOWN_IN_SUMMARY = 3, 2  # numbers of samples with --run.console original and summary
 TIMES = 10  # number of times that a run answers each query
 _TRIES = 20  # draws per query before giving up: the data set may have fewer different queries
 
@@ -112,7 +112,7 @@ class TrackedSamples(Hook):
         try:
             with random_stream(self.seed, 'samples', step):
                 rollout = self.trainer.generate(self.queries)
-        except UserError as e:  # from a reward, which may work again at the next step
+        except UserError as e:  # a reward has failed; it may work again at the next step
             announce(f'WARNING: {self.path} has no samples of step {step}: {e}')
             return
         lines, shown = [], [f'samples of step {step}:']

@@ -32,7 +32,7 @@ from lm_human_preferences.training.networks import REWARD_NETWORKS
 from lm_human_preferences.utils.core import exact_div, set_seed
 from lm_human_preferences.utils.logging import Logger, announce
 
-RunHParams = CommandRunHParams  # the original's name
+RunHParams = CommandRunHParams  # name of this class in the original
 
 
 def train(

@@ -41,7 +41,7 @@ from lm_human_preferences.utils.logging import progress
 
 INITIAL = 'initial'  # name that stands for an experiment's initial model
 PARTS = {TRAIN: 'train', VALIDATION: 'test'}  # {kind of question: split that its query is from}
-MAY_DIFFER = ('query_dataset', 'policy', 'penalty_reward_value')  # settings not compared
+MAY_DIFFER = ('query_dataset', 'policy', 'penalty_reward_value')  # not compared with a run's task
 
 
 def ask(
@@ -187,7 +187,7 @@ def check_folder(folder: str) -> None:
 def _check_options(settings: HParams, options: AskHParams) -> None:
     policy, against = options.policy, options.against
     if against is not None and _resolved(against) == _shown(options):
-        raise UserError(f'--against {against} is --policy {policy}: name another policy')
+        raise UserError(f'--against {against} equals --policy {policy}: name another policy')
     samples = len(label_types.get(settings.labels.type).samples)
     if against is not None and samples % 2:
         raise UserError(

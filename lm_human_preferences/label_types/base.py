@@ -73,11 +73,11 @@ class LabelType:
     shape: tuple[int, ...] = ()  # shape of an answer: () is one number, (4,) a list of four
     is_numeric: bool = False  # whether answers agree if they are close, not only if they are equal
     expected: str  # description of a valid answer, for error messages
-    instructions: str = ''  # shown to labellers, unless others are given
+    instructions: str = ''  # default instructions for labellers
     control: Control = Control('choose', 2, '')
     scale: tuple[int, int] | None = None  # lowest and highest number that people can answer, if any
     chance: float | None = None  # fraction of answers that guessing gets right; None for ratings
-    can_tie: bool = False  # whether "no preference" can be an answer
+    can_tie: bool = False  # whether `allow_ties` can allow the answer "no preference"
     ties: bool = False  # whether "no preference" is allowed, see `allow_ties`
     tied: float | None = None  # number that means "no preference", if there is one
 
