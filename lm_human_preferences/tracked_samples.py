@@ -1,4 +1,4 @@
-"""Samples during training: of fixed queries into SAVE_DIR/samples.jsonl, and on the console."""
+"""Hooks that write samples during training, to SAVE_DIR/samples.jsonl and to the console."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ Point = Mapping[str, Any]  # {name: mean over queries}, perhaps with key 'standa
 
 BEST_OF = (4, 16)
 BEST_OF_N = 'best_of_'  # prefix of the names of best-of-n points in results
-JUDGE = 'judge'  # name of the reward of --judge in results
-FRONTIER = 'frontier'  # key of the frontier, a curve, in the results of a reward
+JUDGE = 'judge'  # name by which results call the reward of --judge
+FRONTIER = 'frontier'  # key of the best possible reward at each KL, in the results by a reward
 BY_REWARD_MODEL = '_by_reward_model'  # suffix of best-of-n points that another reward chooses
 REWARD_MODEL, CLASSIFIER, FUNCTION = 'reward model', 'classifier', 'reward function'
 COLUMNS = {

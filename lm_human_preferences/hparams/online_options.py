@@ -30,7 +30,7 @@ class Schedule:
     ahead: int = 0
 
     def _progress(self, step: int) -> int:
-        """Return the integer steps^2 * (1 - (1 - step / steps)^2)."""
+        """Return the progress before `step`, 1 - (1 - step / steps)^2, in units of 1 / steps^2."""
         return self.steps**2 - (self.steps - step) ** 2
 
     def labels_at(self, step: int) -> int:

@@ -103,8 +103,8 @@ class LabelFolder:
         if not is_folder(path):
             command = errors.typed('./launch.py ask EXPERIMENT', os.path.abspath(path))
             raise UserError(
-                f'{path} is not a folder of labels, which is local and has a {TASK}; {command}'
-                ' makes one'
+                f'{path} is not a folder of labels: there is no local file {TASK} in it;'
+                f' {command} makes one'
             )
         self.task = read_task(path)
         self.label_type = label_type_of(self.task)
@@ -165,7 +165,7 @@ class LabelFolder:
         return not question.is_retired(answers) and given(answers) < question.labellers
 
     def answers_that_count(self, question: Question, without: Collection[str] = ()) -> list[Answer]:
-        """Return all answers if several labellers are asked, else the first plus imported ones."""
+        """Return all answers, or if one labeller is asked, only the first and imported ones."""
         answers = self.answers_to(question, without)
         answers = [answer for answer in answers if answer.value is not None]
         answers.sort(key=operator.attrgetter('age'))

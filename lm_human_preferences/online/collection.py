@@ -93,7 +93,7 @@ class Collection(Hook):
             missing = self.comm.on_rank_0(lambda: self._on_rank_0.missing(step))
             if missing <= 0:
                 return
-            self.checkpointer.after_step(self.trainer)  # if a signal came, save and raise
+            self.checkpointer.after_step(self.trainer)  # saves and raises after a stop signal
             waited = self.comm.all_gather_object(time.monotonic() - begin)[0]
             if self.patience is not None and waited >= self.patience * HOUR:
                 self._give_up(missing, step)

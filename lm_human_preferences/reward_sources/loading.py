@@ -94,7 +94,7 @@ def load_reward_model(
 def load_learned(
     name: str, encoding: Encoding, members: int | None = None, base: TrainedModel | None = None
 ) -> LearnedReward:
-    """Return the reward models at `name`, a directory or 'test'; see load_reward_model."""
+    """Return the mean of the reward models at `name`, a directory or 'test'; or the head there."""
     if name != 'test' and is_head(directory := reward_model_dir(name)):
         reward = checked(directory, *load(directory))
         check_encoding(directory, reward.reference.trained_model.encoding.name, encoding)

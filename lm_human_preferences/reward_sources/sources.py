@@ -47,7 +47,7 @@ class RewardSource:
     pessimism: deviations by which a head lowers scores.
     """
 
-    role: ClassVar[str] = ''  # field of Networks that has the reward's networks; '' without any
+    role: ClassVar[str] = ''  # field of Networks for the reward's networks; '' if it needs none
 
     name: str  # name of a directory, function or model, as the user gave it
     task: lm_tasks.TaskHParams

@@ -254,7 +254,7 @@ def test_gold_questions_are_asked_of_everybody_however_many_skip_them(path):
 
 
 def test_what_is_no_folder(tmp_path):
-    with pytest.raises(UserError, match='is not a folder of labels, which is local'):
+    with pytest.raises(UserError, match='is not a folder of labels: there is no local file'):
         LabelFolder(str(tmp_path))
     for change, told in (
         ({'format': 2}, 'or of another version'),
