@@ -27,8 +27,8 @@ CARD = 'README.md'
 _MARKDOWN = re.compile(r'([\\`*_\[\]<>&|#~$])')
 LONGEST = 2000  # maximum number of characters to show of a text
 _LETTER = '[^\x00-\xa0\xad\u061c\u2000-\u206f\ud800-\uf8ff]'  # non-ASCII, or part of an emoji
-# Characters that match the group are shown as they are, since languages and emoji need them:
-# joiners and direction marks between letters, variants of an emoji or keycap, and some flags.
+# Characters that match the group are shown as they are, since languages and emoji need them.
+# They are joiners and direction marks between letters, variants of emoji or keycaps, and flags.
 _UNUSUAL = re.compile(
     f'((?<={_LETTER})[\xad\u061c\u200c-\u200f](?={_LETTER})'
     '|(?<=[©®\u203c-\u3299\U0001f000-\U0001faff])[\ufe0e\ufe0f]|[\ufe0e\ufe0f](?=\u20e3)'

@@ -245,7 +245,7 @@ def _listen(options: WebHParams) -> socket.socket:
             f' {getattr(e, "strerror", e)}; give an address of this machine, and a free port'
             f' ({name} 0 finds one)'
         ) from e
-    # Connections inherit this option.
-    # Without it, the body of a reply would wait 40 ms until the client acknowledges the head.
+    # Accepted connections inherit the option TCP_NODELAY.
+    # Without TCP_NODELAY, the body of a reply waits 40 ms until the client acknowledges the head.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

@@ -11,7 +11,7 @@ from lm_human_preferences.utils import student
 
 NORMAL_95 = 1.959963984540054  # a standard normal lies within +- this with probability 0.95
 # Weight of imagined questions whose labellers all agree.
-# With them, intervals are correct from 10 questions on, see benchmarks/interval_coverage.py.
+# They make intervals correct from 10 questions on, see benchmarks/interval_coverage.py.
 IMAGINED = 0.25
 LEAST_EXPECTED = 5  # a chi-square test with fewer expected answers in a cell is too inexact
 

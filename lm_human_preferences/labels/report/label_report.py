@@ -125,7 +125,7 @@ def _labeller(folder: LabelFolder, name: str, said: Said) -> dict[str, Any]:
         'kind': kind,
         'answers': len(own),
         'ties': sum(answer.value == TIE for answer in own) or None,
-        'all bad': sum(answer.is_bad for answer in own) or None,  # 'ties' includes them
+        'all bad': sum(answer.is_bad for answer in own) or None,  # these are also ties
         'skipped': len(last) - len(own),
         'median s': round(statistics.median(seconds), 1) if seconds else None,
         'agreement': f'{sum(equal)} of {len(equal)}' if equal else None,

@@ -46,7 +46,7 @@ class TextLabel:
 
     query: str
     samples: tuple[str, ...]
-    answer: Value | None  # in the form of its label type; None without an answer
+    answer: Value | None  # answer in the form of the label type; None if there is none
     is_bad: bool = False  # whether a tie means that all samples are bad
     labeller: str | None = None
     is_pair: bool = False  # whether the record had a chosen and a rejected response
