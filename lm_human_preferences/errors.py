@@ -11,17 +11,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# Errors of a disk or its permissions, not of this program.
+# Error codes of a full or failing disk, or of missing permissions: no fault of this program.
 _OF_DISKS = 'ENOSPC EDQUOT EFBIG EROFS EIO EACCES EPERM ENOTDIR EISDIR'.split()
 _ROOT = Path(__file__).parents[1]  # folder of the project
 
 
 class UserError(ValueError):
-    """Mistake of the user: one line with the option or file and the fix; exit status 2."""
+    """Mistake of the user, with exit status 2. Its line names the option or file, and the fix."""
 
 
 class OptionError(UserError):
-    """Mistake in the value of one option or argument: str(e) is OPTION TEXT."""
+    """Mistake in the value of an option or argument. Its message is the option and `text`."""
 
     def __init__(self, option: str, text: str) -> None:
         super().__init__(f'{option} {text}')
@@ -31,7 +31,7 @@ class OptionError(UserError):
 
 @contextlib.contextmanager
 def disk_errors_reported() -> Iterator[None]:
-    """Turn an OSError of a disk that is not handled within the block into a UserError."""
+    """Turn a disk's OSError that the block does not handle into a UserError."""
     try:
         yield
     except OSError as e:
@@ -45,7 +45,7 @@ def disk_errors_reported() -> Iterator[None]:
 
 @contextlib.contextmanager
 def os_errors_as(what: str, fix: str = '', kind: type[UserError] = UserError) -> Iterator[None]:
-    """Turn an OSError within the block into a `kind` of error: `what`, the reason, `fix`."""
+    """Turn an OSError within the block into a `kind` with the message WHAT: REASON FIX."""
     try:
         yield
     except OSError as e:
@@ -54,7 +54,7 @@ def os_errors_as(what: str, fix: str = '', kind: type[UserError] = UserError) ->
 
 @contextlib.contextmanager
 def no_panics() -> Iterator[None]:
-    """Turn a panic of a Rust library, which is not an Exception, into a RuntimeError."""
+    """Turn a panic of a Rust library within the block, not an Exception, into a RuntimeError."""
     try:
         yield
     except BaseException as e:
@@ -73,7 +73,7 @@ def about_option(option: str, kind: type[UserError] = UserError) -> Iterator[Non
         raise OptionError(option, text) from e
 
 
-# Changes the option that an OptionError names; passes on other errors.
+# Context manager that replaces the option named by an OptionError; other errors pass unchanged.
 option_renamed = functools.partial(about_option, kind=OptionError)
 
 

@@ -1,4 +1,4 @@
-"""Tasks: initial model, queries, end and validity of responses (the original's lm_tasks.py)."""
+"""Tasks: initial model, queries, ends and validity of responses (the original's lm_tasks.py)."""
 
 import dataclasses
 import itertools
@@ -22,7 +22,7 @@ from lm_human_preferences.training.model_sizes import Sizes
 
 
 def initial_model(name: str) -> TrainedModel:
-    """Return the model of --task.policy.initial_model; `reviews` is trained if not in the cache."""
+    """Return the model of --task.policy.initial_model; trains `reviews` if it is not cached."""
     if name == encodings.Reviews.name:
         from lm_human_preferences.synthetic import language_model  # no other task needs it
 
@@ -36,7 +36,7 @@ def initial_encoding(name: str) -> Encoding:
 
 
 def known_model(name: str) -> tuple[HParams, Encoding] | None:
-    """Return (sizes, encoding) of the model called `name` if known without its files, or None."""
+    """Return (sizes, encoding) of the model `name`; None if only its files tell them."""
     if name == encodings.Reviews.name:
         from lm_human_preferences.synthetic import language_model
 
@@ -63,7 +63,7 @@ def truncate_tokens(hparams: TaskHParams, encoder: Encoder | None) -> frozenset[
     if not ends:
         raise UserError(
             '--task.stop: neither generation_config.json nor config.json nor a chat template of'
-            f' --task.policy.initial_model {hparams.policy.initial_model} says which token ends a'
+            f' --task.policy.initial_model {hparams.policy.initial_model} names a token that ends a'
             ' response: give --task.truncate_text, or --task.stop off'
         )
     return ends
@@ -82,7 +82,7 @@ def end_of_text(hparams: TaskHParams, encoder: Encoder) -> int | None:
 
 
 def end_notes(hparams: TaskHParams, encoder: Encoder) -> list[str]:
-    """Return a note on the tokens that end a response; UserError if --task.stop finds none."""
+    """Return a line that names the tokens ending a response, or []; UserError if there are none."""
     if not hparams.stops:
         return []
     ends = sorted(truncate_tokens(hparams, encoder) or ())
@@ -92,11 +92,11 @@ def end_notes(hparams: TaskHParams, encoder: Encoder) -> list[str]:
 
 
 def policy_settings(hparams: TaskHParams, encoder: Encoder) -> dict[str, Any]:
-    """Return the keyword arguments of Policy that the task decides."""
+    """Return the keyword arguments of Policy that depend on the task."""
     is_among = _is_among(truncate_tokens(hparams, encoder)) if hparams.stops else None
 
     def is_end(tokens: torch.Tensor, position: int) -> torch.Tensor:
-        """Return whether each of the sampled `tokens (batch,)` ends its response: bool (batch,)."""
+        """Return bool (batch,), True where the sampled token in `tokens (batch,)` is an end."""
         assert is_among is not None
         if position < hparams.truncate_after:
             return torch.zeros_like(tokens, dtype=torch.bool)
@@ -130,9 +130,9 @@ def postprocess_fn_from_hparams(
 def filter_fn_from_hparams(
     hparams: TaskHParams, encoder: Encoder | None = None, *, anywhere: bool = False
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function of responses (batch, length): bool (batch,), True where one has an end.
+    """Return a function from responses (batch, length) to bool (batch,): True if one has an end.
 
-    anywhere: True to count also an end before truncate_after.
+    anywhere: whether an end before --task.truncate_after counts, too.
     """
     is_end = _is_among(truncate_tokens(hparams, encoder))
     first = 0 if anywhere else hparams.truncate_after
@@ -146,7 +146,7 @@ def filter_fn_from_hparams(
 
 
 def _is_among(tokens: frozenset[int] | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """Return a function from token ids to bool, True for those in `tokens`; None for None."""
+    """Return a function from ids to bool, True for ids in `tokens`; None if `tokens` is None."""
     if tokens is None:
         return None
     among = torch.tensor(sorted(tokens))
@@ -156,7 +156,7 @@ def _is_among(tokens: frozenset[int] | None) -> Callable[[torch.Tensor], torch.T
 def query_formatter(
     hparams: TaskHParams, encoder: Encoder
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the function from queries (batch, query_length) to contexts (batch, length)."""
+    """Return a function that maps queries (batch, query_length) to contexts (batch, length)."""
     contexts = contexts_of(hparams, encoder)
     if contexts is not None:
         return lambda queries: torch.tensor(
@@ -179,7 +179,7 @@ def _affixes(hparams: TaskHParams, encoder: Encoder) -> tuple[list[int], list[in
 
 
 def contexts_of(hparams: TaskHParams, encoder: Encoder) -> Contexts | None:
-    """Return the maker of contexts; None if prefix and suffix tokens just surround the query's."""
+    """Return the maker of contexts; None if a context is just prefix, query and suffix tokens."""
     if hparams.chat:
         return chat_template(hparams, encoder)
     encoder = tokenisers.text_encoder(encoder, hparams.special_tokens)
@@ -187,7 +187,7 @@ def contexts_of(hparams: TaskHParams, encoder: Encoder) -> Contexts | None:
 
 
 def chat_template(hparams: TaskHParams, encoder: Encoder) -> ChatTemplate | None:
-    """Return the chat template; None unless the task is a chat. UserError if there is none."""
+    """Return the chat template, or None if --task.chat is off; UserError if the model has none."""
     if not hparams.chat:
         return None
     affixes = hparams.query_prefix, hparams.query_suffix
@@ -227,7 +227,7 @@ def check_lengths(hparams: TaskHParams, encoder: Encoder, sizes: Sizes) -> None:
 
 
 def _token_of(encoder: Encoder, hparams: TaskHParams, option: str) -> int | None:
-    """Return the token of the text of `option`; None if it has no text."""
+    """Return the single token that `option` spells, or None if it is empty; else UserError."""
     text = getattr(hparams, option)
     if not text:
         return None
@@ -237,7 +237,7 @@ def _token_of(encoder: Encoder, hparams: TaskHParams, option: str) -> int | None
 
 @dataclasses.dataclass(eq=False)
 class QuerySampler:
-    """Stream of query batches. position: (texts read by rank 0, queries after them for others)."""
+    """Stream of query batches. position: (texts rank 0 has read, later queries others have)."""
 
     hparams: TaskHParams
     batch_size: int
@@ -261,7 +261,7 @@ class QuerySampler:
         return {'tokens': torch.tensor(batch, dtype=torch.int64)}
 
     def seek(self, position: tuple[int, int]) -> None:
-        """Continue from the `position` of rank 0, even if the number of ranks was another."""
+        """Continue from rank 0's `position`, even if the number of ranks has changed."""
         self.position = position
         self.sequences = self.dataset.sequences(self.rules, comm=self.comm, skip=position)
 
@@ -275,16 +275,16 @@ def make_query_sampler(
     comm: Comm | None = None,
     labels: str | None = None,
 ) -> QuerySampler:
-    """Return the sampler of a task's queries. labels: source of queries if the data set is lost."""
-    # As in the original, every run reads files in the same order, unless query_seed is set.
+    """Return the sampler of a task's queries. labels: label file to replace a lost data set."""
+    # As in the original, every run reads files in the same order unless query_seed is set.
     seed = hparams.query_seed if mode == 'train' else 0
     if registry.info(hparams.query_dataset).seed_per_run:
         seed = int(torch.randint(2**31, ()))
-        if comm:  # all ranks share one stream
+        if comm:  # all ranks read the same stream, so they need the same seed
             seed = comm.all_gather_object(seed)[0]
     contexts = contexts_of(hparams, encoder)
     encoder = tokenisers.text_encoder(encoder, hparams.special_tokens)
-    # Simulated labels and folders are not a file of queries.
+    # Queries can be read from a label file, but not from a folder or from simulated labels.
     no_file = labels is None or labels == 'test' or os.path.isdir(labels)
     stand_in = None if no_file else labels
     has_affix = bool(hparams.query_prefix or hparams.query_suffix)
@@ -295,7 +295,7 @@ def make_query_sampler(
         seed=seed,
         start_token=_token_of(encoder, hparams, 'start_text'),
         end_token=_token_of(encoder, hparams, 'end_text'),
-        # An empty query without prefix and suffix leaves the model nothing to continue.
+        # An empty query needs a prefix or suffix, so that the model has something to continue.
         allow_empty=has_affix and not hparams.chat,
         contexts=contexts,
     )
@@ -306,9 +306,9 @@ def make_query_sampler(
 def query_columns(
     hparams: TaskHParams, encoder: Encoder
 ) -> dict[tuple[int, ...], Mapping[str, Any]]:
-    """Return {tokens of a padded query: fields beside it} of the user's data set; else {}.
+    """Return {tokens of a padded query: its other columns} of the user's data set, or else {}.
 
-    UserError if two records have the same query, but differ in the fields beside it.
+    UserError if two records have the same query, but different other columns.
     """
     name = hparams.query_dataset
     found: list[tuple[list[int], jsonl.Query]] = []
@@ -327,19 +327,19 @@ def query_columns(
 def columns_by_tokens(
     queries: Iterable[tuple[Sequence[int], jsonl.Query]],
 ) -> dict[tuple[int, ...], Mapping[str, Any]]:
-    """Return {tokens: columns} of (tokens, query) pairs; UserError as in query_columns."""
+    """Return {tokens: other columns} for (tokens, query) pairs; UserError as in query_columns."""
     found: dict[tuple[int, ...], Mapping[str, Any]] = {}
     for tokens, query in queries:
         if found.setdefault(tuple(tokens), query.columns) != query.columns:
             raise UserError(
-                f'{query.where}: another record has the same query and other columns, so a'
-                ' reward function cannot know which: leave one of them out'
+                f'{query.where}: another record has the same query, but other columns: a reward'
+                ' function cannot tell them apart: leave one of them out'
             )
     return found
 
 
 def query_notes(hparams: TaskHParams, encoder: Encoder, mode: str) -> list[str]:
-    """Return lines on the use of the user's own data set; UserError if no text makes a query."""
+    """Return lines on the use of a user's data set, or []; UserError if no text makes a query."""
     name = hparams.query_dataset
     if name in registry.DATASETS:
         return []
@@ -347,7 +347,7 @@ def query_notes(hparams: TaskHParams, encoder: Encoder, mode: str) -> list[str]:
     usage, is_all = sampler.dataset.usage(sampler.rules)
     used, cut = usage[datasets.USED], usage[datasets.CUT]
     if used + cut == 0:
-        sampler()  # UserError, unless a later text makes a query
+        sampler()  # UserError unless a later text makes a query
     texts = f'{usage["texts"]} texts' if is_all else f'its first {usage["texts"]} texts'
     lines = [f'Queries are from {jsonl.part_of(name, mode)}: {used + cut} of {texts} are used']
     if cut:
@@ -356,7 +356,7 @@ def query_notes(hparams: TaskHParams, encoder: Encoder, mode: str) -> list[str]:
 
 
 def _left_out(usage: Mapping[str, int], hparams: TaskHParams) -> list[str]:
-    """Return ['REASON: COUNT', ...] of the texts that are not used."""
+    """Return ['REASON: COUNT', ...] for the texts of a data set that are not used."""
     length = f'--task.query_length {hparams.query_length}'
     reasons = {
         f'without --task.start_text {hparams.start_text!r}': usage['no_start'],

@@ -19,13 +19,13 @@ from lm_human_preferences.utils.core import TokenIds, default_device, digest_of,
 if TYPE_CHECKING:
     from lm_human_preferences.language.trained_models import TrainedModel
 
-# Largest number of responses to a query in one row. Attention multiplies all with each other and
-# masks most products, which for 64 responses costs far more than the shared query saves.
+# Responses to a query share a row, so that the query is computed once. But attention multiplies all
+# tokens of a row and masks most products: for 64 responses, this costs more than sharing saves.
 MOST_IN_A_ROW = 8
 
 
 def responses_in_a_row(samples_per_query: int) -> int:
-    """Return the number of responses to a query that are analysed in one row."""
+    """Return the number of responses to a query that share a row when they are analysed."""
     return max(n for n in range(1, MOST_IN_A_ROW + 1) if samples_per_query % n == 0)
 
 
@@ -33,7 +33,7 @@ class Policy:
     """Language model that samples responses to queries and analyses them.
 
     embed_queries: maps queries (batch, query_length) to contexts (batch, context_length).
-    is_end: see sample_sequence; None: always full length. only_samples: the weights are frozen.
+    is_end: see sample_sequence; None: always full length. only_samples: True freezes the weights.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class Policy:
             self.model.requires_grad_(False)
 
     def parameters_by_name(self) -> dict[str, nn.Parameter]:
-        """Return the network's own parameters by their names."""
+        """Return {name: parameter}, without frozen parameters shared with other networks."""
         return self.model.own_parameters()
 
     def digest(self) -> str:
-        """Return the SHA-256 of the weights that affect sampling: all but the heads."""
+        """Return the SHA-256 of all weights that affect sampling, which are all but the heads."""
         weights = {}
         for name, parameter in self.model.named_parameters():
             if not name.startswith(HEADS):
@@ -75,7 +75,7 @@ class Policy:
         return {'logits': self.model.logits(h), 'values': self.model.heads['value'](h)}
 
     def get_params(self) -> list[nn.Parameter]:
-        """Return the network's own parameters."""
+        """Return the values of `parameters_by_name`, as in the original."""
         return list(self.parameters_by_name().values())
 
     @torch.no_grad()
@@ -104,7 +104,7 @@ class Policy:
         )
 
     def mask_of(self, responses: torch.Tensor) -> torch.Tensor | None:
-        """Return the mask (batch, length) of tokens without padding; None if none can end early."""
+        """Return bool (batch, length), False at padding; None if responses have a fixed length."""
         return None if self.is_end is None else responses != self.padding_token
 
     def analyze_responses_op(
@@ -120,7 +120,7 @@ class Policy:
         at the position that predicts each token: 'states' (blocks, batch, length, n_embd).
         """
         kept = BlockInputs(blocks)
-        # In host memory, so that the layout is computed without waiting for a GPU.
+        # Token ids stay in host memory, so that the layout is computed without waiting for a GPU.
         responses = token_ids(responses)
         real = responses != self.padding_token
         longest = int(np.flatnonzero(real.numpy().any(0)).max()) + 1
@@ -155,7 +155,7 @@ class Policy:
         samples_per_query: int,
         blocks: Sequence[int],
     ) -> torch.Tensor:
-        """Return only the 'states' of analyze_responses."""
+        """Return the 'states' of analyze_responses (see `blocks` there), and nothing else."""
         kept = BlockInputs(blocks)
         self._hidden_before(queries, responses.cpu(), samples_per_query, kept)
         return kept.stacked().reshape(len(blocks), *responses.shape, -1)
@@ -173,7 +173,7 @@ class Policy:
         """
         contexts = self.embed_queries(token_ids(queries))
         together = responses_in_a_row(samples_per_query)
-        # A token is predicted at the position before it.
+        # The network predicts a token at the position before it.
         completions = responses[:, :-1].unflatten(0, (-1, together))
         prompts = contexts[::together]
         h = self.model.completion_hidden(prompts, completions, self.padding_token, kept)

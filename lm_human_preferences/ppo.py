@@ -14,23 +14,23 @@ from lm_human_preferences.utils.core import TensorBatch, those_in, whiten
 if TYPE_CHECKING:
     from lm_human_preferences.hparams.policy_options import PpoHParams
 
-# (queries (batch, query_length), responses (batch, response_length)) ->
-# (scores (batch,), the responses as they were scored, {'score': scores}), as in the original. Heads
-# on hidden states also return 'score_std' (batch,), the standard deviation of a score, and
-# can take the 'states' of their `blocks`, which analyze_responses of the reference returns.
+# A ScoreFn maps queries (batch, query_length) and responses (batch, response_length) to a tuple:
+# scores (batch,), the responses after truncation, and statistics {'score': scores}.
+# A head on hidden states adds 'score_std' (batch,), the standard deviation of each score.
+# It also takes a third argument, the 'states' that the reference's analyze_responses returns.
 ScoreFn = Callable[
     ...,
     tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]],
 ]
-PART = 'score/'  # prefix of the names of a score's components among statistics
+PART = 'score/'  # prefix of the statistics that are components of the score
 
 
 @dataclass
 class Rollout(TensorBatch):
     """Episodes of a step: each row is a query x with its response y."""
 
-    # Token ids and `mask` may be in host memory, where layouts are computed without waiting for a
-    # GPU; the rest is on the device.
+    # Token ids and `mask` may be in host memory, to compute layouts without waiting for a GPU.
+    # All other tensors are on the device.
     queries: torch.Tensor  # (batch, query_length), token ids
     responses: torch.Tensor  # (batch, response_length), token ids sampled from the policy pi
     logprobs: torch.Tensor  # (batch, response_length), log pi of each token when it was sampled
@@ -40,8 +40,8 @@ class Rollout(TensorBatch):
     scored_responses: torch.Tensor  # (batch, response_length), token ids after truncation
     rewards: torch.Tensor | None = None  # (batch, response_length), see compute_rewards
     score_std: torch.Tensor | None = None  # (batch,), standard deviation of a head's scores
-    # (batch, response_length), True up to the end of a response, after which logprobs, values and
-    # rewards are 0; None if all tokens count
+    # mask: bool (batch, response_length), True up to a response's end; None if all tokens count.
+    # Where it is False, logprobs, values and rewards are 0.
     mask: torch.Tensor | None = None
     baselines: torch.Tensor | None = None  # (batch,), see leave_one_out; None: use `values`
 
@@ -60,7 +60,7 @@ class Minibatch(TensorBatch):
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that count."""
+        """Return the number of response tokens that count, so without padding."""
         if self.mask is None:
             return self.logprobs.numel()
         return int(np.count_nonzero(self.mask.cpu()))
@@ -160,7 +160,7 @@ def step_stats(
     non_score_reward: torch.Tensor,
     train_stats: Mapping[str, Sequence[torch.Tensor]],
 ) -> dict[str, torch.Tensor]:
-    """Return {the original's name: scalar} of a step. train_stats: {name: [scalar per update]}."""
+    """Return a step's statistics {the original's name: scalar}, with the means of `train_stats`."""
     logprobs = rollout.logprobs
     score = rollout.scores.mean()
     stats = {
@@ -182,13 +182,13 @@ def step_stats(
 def loss(
     minibatch: Minibatch, outputs: dict[str, torch.Tensor], options: PpoHParams
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return clipped loss and statistics; outputs: logprobs, values, entropies (batch, length)."""
+    """Return PPO's loss and {statistic: scalar}. outputs: new logprobs, values and entropies."""
 
     def mean(values: torch.Tensor) -> torch.Tensor:
         return those_in(values, minibatch.mask).mean()
 
     advantages, returns = minibatch.advantages, minibatch.returns
-    # A leave-one-out baseline is not trained: the value loss is its error, without gradient.
+    # With a leave-one-out baseline, no value is trained: its error is logged as the value loss.
     values = outputs['values'] if options.samples_per_query == 1 else minibatch.values
     values_clipped = values.clamp(
         minibatch.values - options.cliprange_value, minibatch.values + options.cliprange_value

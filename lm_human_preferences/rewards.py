@@ -29,21 +29,21 @@ SCOPE = 'reward_model'  # prefix of a reward model's parameter names in a checkp
 
 
 class ScoringModel(Protocol):
-    """Interface of a reward that a policy learns from."""
+    """Interface of anything that scores responses to train a policy."""
 
     encoder: Encoder
     padding_token: int
 
     def score(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
-        """Return scores (batch,) of `responses (batch, length)` to queries (batch, length)."""
+        """Return scores (batch,) of responses (batch, length) to queries (batch, query_length)."""
         ...
 
 
 @runtime_checkable
 class HasStats(Protocol):
-    """Reward that also returns statistics, {name: (batch,)}.
+    """Interface of a reward that also returns statistics, {name: (batch,)}.
 
-    blocks: blocks of the reference policy whose inputs the reward reads.
+    blocks: numbers of the reference policy's blocks whose inputs the reward reads.
     """
 
     blocks: Sequence[int]
@@ -51,12 +51,12 @@ class HasStats(Protocol):
     def score_and_stats(
         self, queries: torch.Tensor, responses: torch.Tensor, states: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return scores and statistics. states: inputs of the reference's `blocks`, if any."""
+        """Return scores and statistics. states: inputs of the reference's `blocks`."""
         ...
 
 
 class Scorer(nn.Module):
-    """Scorer of responses to queries: gain * (reward head at the last token) + bias."""
+    """Network that scores responses: gain * (reward head at the last token) + bias."""
 
     def __init__(self, model: Network, encoding: Encoding) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Scorer(nn.Module):
         self.reward_bias = nn.Parameter(torch.zeros(()))
 
     def parameters_by_name(self) -> dict[str, nn.Parameter]:
-        """Return the parameters of the network and of the scale, by their own names."""
+        """Return {name: parameter} of the network, and its gain and bias."""
         return {
             **self.model.own_parameters(),
             'reward_gain': self.reward_gain,
@@ -75,12 +75,12 @@ class Scorer(nn.Module):
         }
 
     def get_params(self) -> list[nn.Parameter]:
-        """Return all parameters."""
+        """Return the values of `parameters_by_name`, as in the original."""
         return list(self.parameters_by_name().values())
 
     def get_rewards_op(self, queries: TokenIds, responses: TokenIds) -> torch.Tensor:
         """Return differentiable rewards (batch[, n]) of `responses (batch[, n], length)`."""
-        # In host memory, so that the layout is computed without waiting for a GPU.
+        # Token ids stay in host memory, so that the layout is computed without waiting for a GPU.
         queries, responses = token_ids(queries), token_ids(responses)
         several = responses.reshape(len(responses), -1, responses.shape[-1])
         h = self.model.last_hidden(queries, several, self.padding_token)
@@ -98,7 +98,7 @@ class Scorer(nn.Module):
 
     @torch.no_grad()
     def set_scale(self, gain: float, bias: float) -> None:
-        """Set gain and bias."""
+        """Set the gain and bias with which rewards are computed."""
         self.reward_gain.fill_(gain)
         self.reward_bias.fill_(bias)
 
@@ -120,7 +120,7 @@ class RewardModel(Scorer):
 
     @torch.no_grad()
     def restart(self, language_model: Network) -> None:
-        """Restart, in place, as `language_model` with a random head, gain 1 and bias 0."""
+        """Become, in place, a copy of `language_model` with a random head, gain 1 and bias 0."""
         own = self.model.own_parameters()
         for name, parameter in language_model.own_parameters().items():
             if not name.startswith(HEADS):
@@ -130,19 +130,19 @@ class RewardModel(Scorer):
         self.reset_reward_scale()
 
     def reset_reward_scale(self) -> None:
-        """Set gain 1 and bias 0."""
+        """Reset gain to 1 and bias to 0."""
         self.set_scale(1, 0)
 
     def set_reward_norm(
         self, *, old_mean: float, old_std: float, new_mean: float, new_std: float
     ) -> None:
-        """Map rewards from the old to the new scale; ValueError if not reset or not finite."""
+        """Set gain and bias to map old mean and std to the new ones; ValueError if impossible."""
         gain, bias = self.reward_gain.item(), self.reward_bias.item()
         if (gain, bias) != (1, 0):
             raise ValueError(f'set_reward_norm expects gain = 1 and bias = 0, not {gain}, {bias}')
         if not np.isfinite((old_mean, old_std, new_mean, new_std)).all() or old_std == 0:
             raise ValueError(
-                f'cannot scale rewards of {old_mean} +- {old_std} to {new_mean} +- {new_std}'
+                f'cannot map rewards of {old_mean} +- {old_std} to {new_mean} +- {new_std}'
             )
         gain = new_std / old_std
         self.set_scale(gain, new_mean - gain * old_mean)
@@ -156,12 +156,12 @@ def check_encoding(directory: str, name: str, encoding: Encoding) -> None:
     if name != encoding.name:
         raise OptionError(
             '--rewards.trained_model',
-            f'{directory} is of encoding {name!r:.80}, not {encoding.name!r}',
+            f'{directory} has the encoding {name!r:.80}, not {encoding.name!r}',
         )
 
 
 class TrainedRewardModel(Scorer):
-    """Frozen reward model of a run, or 'test': random. base: model to share parameters with."""
+    """Frozen reward model of a run; random for 'test'. base: model to share parameters with."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ AnyScorer = TypeVar('AnyScorer', bound=Scorer)
 
 
 class EnsembleReward:
-    """Mean of reward models that were trained on the same labels with different seeds."""
+    """Reward that is the mean of models trained on the same labels with different seeds."""
 
     def __init__(self, members: Sequence[Scorer]) -> None:
         self.members = tuple(members)
@@ -230,14 +230,14 @@ def mean_of(members: Sequence[AnyScorer]) -> AnyScorer | EnsembleReward:
 
 
 def networks_of(reward_model: ScoringModel | None) -> dict[str, Any]:
-    """Return {scope in checkpoints: network} for the reward of a policy."""
+    """Return {scope in checkpoints: reward model} for each model of a policy's reward."""
     if not isinstance(reward_model, EnsembleReward):
         return {SCOPE: reward_model}
     return dict(zip(scopes_of(len(reward_model.members)), reward_model.members, strict=True))
 
 
 def make_score_fn(task: lm_tasks.TaskHParams, reward_model: ScoringModel) -> ScoreFn:
-    """Return a ScoreFn that truncates and scores responses; invalid ones get the penalty."""
+    """Return a ScoreFn that truncates and scores responses; invalid ones get a fixed penalty."""
     encoder, padding_token = reward_model.encoder, reward_model.padding_token
     postprocess = lm_tasks.postprocess_fn_from_hparams(task, padding_token, encoder)
     is_valid = lm_tasks.filter_fn_from_hparams(task, encoder)

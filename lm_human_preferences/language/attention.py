@@ -25,7 +25,7 @@ def attention_mask(
     *,
     all_real: bool = False,
 ) -> torch.Tensor:
-    """Return which keys the last `queries` tokens may attend to: bool (batch, queries, keys).
+    """Return a mask of the keys the last `queries` tokens attend to: bool (batch, queries, keys).
 
     mask: bool (batch, keys), False at padding. A token attends to itself and to the real tokens
     before it, except where `segment_mask (queries, keys)` is False. Padding before the first token
@@ -46,12 +46,12 @@ def attention_mask(
 
 
 def attention_bias(allowed: torch.Tensor, batch: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return a bias to add to query-key products, to hide keys: (batch, 1, queries, keys).
+    """Return a bias (batch, 1, queries, keys) that hides keys if added to query-key products.
 
     allowed: the result of attention_mask.
     """
     bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
-    # The lowest finite number, not -inf: some models of transformers add masks of their own.
+    # The lowest finite number, not -inf: some models of transformers add another mask to it.
     bias = bias.masked_fill_(~allowed, torch.finfo(dtype).min)
     return bias.unsqueeze(1).expand(batch, -1, -1, -1)
 
@@ -72,7 +72,7 @@ def attend(
         batch, n_head, queries, _ = q.shape
         shared_by = n_head // k.shape[1]
         if queries == 1:
-            # Heads that share keys are treated as queries of one head, so that no key is copied.
+            # Treat heads that share keys as queries of one head, so that no key is copied.
             q = q.unflatten(1, (-1, shared_by)).flatten(2, 3)
             attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
             return attended.reshape(batch, 1, -1)
@@ -90,17 +90,17 @@ def attend_by_two_products(
     bias: torch.Tensor,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """Compute `attend` as matmul, softmax, matmul: faster for short rows with oneDNN."""
+    """Compute `attend` by matmul, softmax and matmul, which oneDNN does faster for short rows."""
     batch, n_head, queries, d = q.shape
     n_group = k.shape[1]
-    # Stack the heads that share keys, as if they were more queries of one head.
+    # Treat heads that share keys as queries of one head, so that no key is copied.
     q_rows = q.unflatten(1, (n_group, -1)).flatten(2, 3).flatten(0, 1)
     k_rows = k.flatten(0, 1)
     alpha = d**-0.5 if scale is None else scale
     bias = bias.expand(-1, n_head // n_group, -1, -1).flatten(1, 2)
     bias = bias.unsqueeze(1).expand(-1, n_group, -1, -1).flatten(0, 1)
     if queries == 1:
-        # Keys times query: the other order would copy cached keys, which are not contiguous.
+        # Compute keys times query: query times keys would copy the cached keys (not contiguous).
         scores = torch.baddbmm(bias.mT, k_rows, q_rows.mT, alpha=alpha).mT
     else:
         scores = torch.baddbmm(bias, q_rows, k_rows.mT, alpha=alpha)
@@ -117,7 +117,7 @@ def attend_within_rows(
     longest: int,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """Compute causal attention within each of several rows, joined without padding, on a GPU.
+    """Compute causal attention on a GPU within rows that are concatenated without padding.
 
     q: (tokens, n_head, d). k, v: (tokens, n_group, d). starts: see Rows.starts. longest: length of
     the longest row. Returns (tokens, n_head * d).
@@ -141,7 +141,7 @@ def take_queries(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
 
 
 class KVCache:
-    """Keys and values of the tokens so far, in memory allocated for `capacity` tokens.
+    """Cache of attention keys and values, in memory allocated for `capacity` tokens.
 
     length: number of cached tokens; new ones are written after them. No gradient passes through.
     """
@@ -152,7 +152,7 @@ class KVCache:
         self.length = 0
 
     def extend(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Append `k, v (batch, n_head, n, d)`; return all keys and values: (2, ..., keys, d)."""
+        """Append `k, v (batch, n_head, n, d)`; return all keys, values: (2, ..., keys, d)."""
         if layer == len(self.layers):
             self.layers.append(k.new_zeros(2, *k.shape[:2], self.capacity, k.shape[3]))
         held = self.layers[layer]
@@ -166,7 +166,7 @@ class KVCache:
 
 
 class Unpadding:
-    """Conversion of padded tensors (batch, length, ...) to real tokens (tokens, ...), and back.
+    """Converter between padded tensors (batch, length, ...) and only real tokens (tokens, ...).
 
     shape: (batch, length). real: bool (batch, length), in host memory so that nothing waits for the
     device; None: no padding.
@@ -202,12 +202,12 @@ class Unpadding:
         return unpadded.view(*self.shape, *unpadded.shape[1:])
 
     def tokens_before(self, places: torch.Tensor) -> torch.Tensor:
-        """Return counts of real tokens before `places (n,)` in the flattened batch: (n,)."""
+        """Return counts (n,) of real tokens before the indices `places (n,)` in the flat batch."""
         return places if self.indices is None else torch.searchsorted(self.indices, places)
 
 
 class BlockInputs:
-    """Inputs of a network's `blocks` (numbered from 0), as a forward pass stores them."""
+    """Storage for the inputs of a network's `blocks` (numbered from 0) in a forward pass."""
 
     def __init__(self, blocks: Iterable[int]) -> None:
         self.blocks = tuple(blocks)
@@ -242,7 +242,7 @@ class Rows:
         v: torch.Tensor,
         scale: float | None = None,
     ) -> torch.Tensor:
-        """Return the attention of `q, k, v (tokens, heads, d)` at `read`: (tokens, n_head * d)."""
+        """Return attention outputs (tokens, n_head * d) at `read`. q, k, v: (tokens, heads, d)."""
         if self.is_causal and precision.attends_without_padding(q):
             if self.cache is not None:
                 self.keys_and_values(layer, k, v)
@@ -266,7 +266,7 @@ class Rows:
     def _by_head(self, values: torch.Tensor) -> torch.Tensor:
         """Map `values (tokens, heads, d)` to (batch, heads, length, d)."""
         if self.unpadding.shape[1] == 1 and self.unpadding.indices is None:
-            return values.unsqueeze(2)  # the same with fewer operators, for sampling
+            return values.unsqueeze(2)  # the same result with fewer operators, for fast sampling
         return self.unpadding.pad(values).transpose(1, 2)
 
     def wanted(self, values: torch.Tensor) -> torch.Tensor:
@@ -288,10 +288,10 @@ class Rows:
         tokens = self.unpadding.tokens_before((rows * length + self.read).flatten())
         if self.unpadding.indices is None:
             return tokens
-        return tokens.clamp_(max=len(self.unpadding.indices) - 1)  # if only padding follows
+        return tokens.clamp_(max=len(self.unpadding.indices) - 1)  # for padding after the last one
 
 
 def last_present(mask: torch.Tensor) -> torch.Tensor:
-    """Return the column of the last real token up to each column of `mask (..., length)`, or 0."""
+    """Return, per column of `mask (..., length)`, the last real column up to it, or 0."""
     columns = torch.arange(mask.shape[-1], device=mask.device)
     return torch.where(mask, columns, 0).cummax(-1).values

@@ -1,4 +1,4 @@
-"""Contexts, which a policy reads: queries in a chat template, or between prefix and suffix.
+"""Contexts, the inputs of a policy: queries in a chat template, or between prefix and suffix.
 
 Contexts have the tokens that transformers makes. Only the policy reads them.
 """
@@ -17,8 +17,7 @@ from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.language.tokenisers import TokeniserEncoder
 from lm_human_preferences.utils.rendering import TemplateError, render
 
-# Extra tokens that a context may have: with text around it, a query is sometimes split into more
-# tokens than alone.
+# Inside a context, a query may be split into more tokens than alone, by up to about this many.
 SLACK = 4
 TOO_LONG, REFUSED = 'too_long', 'refused'
 
@@ -37,10 +36,10 @@ class Contexts(ABC):
 
     @abstractmethod
     def _context(self, query: tuple[int, ...]) -> list[int]:
-        """Return the tokens of the context of an unpadded query; UserError if none can be made."""
+        """Return the context's tokens for an unpadded query; UserError if it cannot be made."""
 
     def problem(self, whole: Sequence[int], query: Sequence[int]) -> str | None:
-        """Return TOO_LONG or REFUSED for a query without context. whole: its tokens uncut."""
+        """Return TOO_LONG or REFUSED if a query cannot have a context. whole: the uncut query."""
         try:
             context = self.context(tuple(query))
         except UserError:
@@ -48,7 +47,7 @@ class Contexts(ABC):
         return TOO_LONG if len(context) > self.length else None
 
     def contexts(self, queries: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Return the contexts of padded queries, themselves padded on the right to `length`."""
+        """Return contexts for padded queries, padded on the right to `length`; or UserError."""
         padding = self.encoder.padding_token
         rows = []
         for query in queries:
@@ -63,7 +62,7 @@ class Contexts(ABC):
 
 
 class WholeTexts(Contexts):
-    """Contexts of prefix, query and suffix encoded as one text, with a space before it."""
+    """Contexts that are prefix, query and suffix encoded as one text, with a space before it."""
 
     def _context(self, query: tuple[int, ...]) -> list[int]:
         text = f'{self.prefix}{self.encoder.decode(query)}{self.suffix}'
@@ -71,7 +70,7 @@ class WholeTexts(Contexts):
 
 
 class ChatTemplate(Contexts):
-    """Contexts that a tokeniser's chat template makes; UserError if it has none that works."""
+    """Contexts from a tokeniser's chat template; UserError if it has none, or if it fails."""
 
     def __init__(self, encoder: Encoder, prefix: str, suffix: str, query_length: int) -> None:
         if not isinstance(encoder, TokeniserEncoder):
@@ -80,7 +79,7 @@ class ChatTemplate(Contexts):
         super().__init__(encoder, prefix, suffix, query_length)
 
     def render(self, dialogue: Sequence[Message], **settings: Any) -> str:
-        """Render messages as text, by apply_chat_template's `settings`; UserError if that fails."""
+        """Render messages as text. settings: see apply_chat_template. UserError if that fails."""
         try:
             return render(self.encoder.own, dialogue, **settings)
         except ValueError as e:
@@ -92,22 +91,22 @@ class ChatTemplate(Contexts):
             raise UserError(f'--task.chat: the chat template of the model fails: {e}') from e
 
     def _context(self, query: tuple[int, ...]) -> list[int]:
-        """Return tokens of the rendered query, up to where the assistant begins or continues."""
+        """Return the rendered query's tokens, up to where the assistant begins or continues."""
         dialogue = messages.as_messages(self.encoder.decode(query))
         if len(dialogue) == 1 and dialogue[0]['role'] == messages.USER:
             content = f'{self.prefix}{dialogue[0]["content"]}{self.suffix}'
             dialogue = [{'role': messages.USER, 'content': content}]
         last = dialogue[-1]
         if len(dialogue) > 1 and last['role'] == messages.ASSISTANT and not last['content'].strip():
-            dialogue.pop()  # an empty answer need not be continued
+            dialogue.pop()  # an empty last answer is begun anew
         goes_on = dialogue[-1]['role'] == messages.ASSISTANT
         return self._reader.encode_whole(
             self.render(dialogue, add_generation_prompt=not goes_on, continue_final_message=goes_on)
         )
 
     def ends(self) -> frozenset[int]:
-        """Return {first added token that the template writes after an answer}, or an empty set."""
-        answer = 'lm-human-preferences'  # marks where the answer is in the rendered text
+        """Return the first added token that the template writes after an answer, as a set."""
+        answer = 'lm-human-preferences'  # to find the answer in the rendered text
         dialogue = [
             {'role': messages.USER, 'content': 'a'},
             {'role': messages.ASSISTANT, 'content': answer},

@@ -1,4 +1,4 @@
-"""Data sets by name, and the queries (token sequences) that are made from their texts."""
+"""Data sets by name, and queries (lists of token ids) made from their texts."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from lm_human_preferences.utils.original_names import explain_missing
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
 
-USED, CUT = 'used', 'cut'  # uses of a text: whole, or a part of it
-COUNTED_CHARACTERS = 4_000_000  # GPT-2's encoder reads as many in about a second
+USED, CUT = 'used', 'cut'  # a query is the whole text, or a part of it
+COUNTED_CHARACTERS = 4_000_000  # GPT-2's encoder takes about a second for these
 
 
 @dataclasses.dataclass(frozen=True)
 class QueryRules:
-    """Rules that make queries of at most `length` tokens from the texts in a split of a data set.
+    """Rules to make queries of at most `length` tokens from the texts in a split of a data set.
 
     A query begins after the text's first start token and ends with the last end token within
     `length`, if these are set. A text is left out if it lacks one of them, if `contexts` has no
@@ -46,7 +46,7 @@ class QueryRules:
     contexts: Contexts | None = None
 
     def query_of(self, text: str | list[int]) -> tuple[list[int], str]:
-        """Return the query of a text, and USED or CUT; if left out, [] and the reason."""
+        """Return (query of a text, USED or CUT); ([], reason) if the text is left out."""
         start, end = self.start_token, self.end_token
         if isinstance(text, str):
             tokens = self.encoder.encode(text)
@@ -102,7 +102,7 @@ class Dataset:
         repeat_count: int | None = None,
         skip: tuple[int, int] = (0, 0),
     ) -> Iterator[list[int]]:
-        """Yield queries, lists of `rules.length` ids padded on the right (originally tf_dataset).
+        """Yield queries: lists of `rules.length` ids, padded on the right (originally tf_dataset).
 
         All `repeat_count` epochs (None: endless, until an epoch has no query) have the same order.
         Rank r of n takes every n-th query, beginning with query r. skip: numbers of texts of the
@@ -133,9 +133,9 @@ class Dataset:
             first = 0
 
     def usage(self, rules: QueryRules) -> tuple[collections.Counter[str], bool]:
-        """Return counts of a split's texts, up to COUNTED_CHARACTERS, and whether no text is left.
+        """Return counts of a split's texts by use, and whether all texts were counted.
 
-        The counts are all `texts`, those used whole, those cut, and those left out by reason.
+        Counting ends after COUNTED_CHARACTERS. Keys: 'texts' (all), USED, CUT, reasons of the rest.
         """
         usage: collections.Counter[str] = collections.Counter()
         characters = 0
@@ -149,7 +149,7 @@ class Dataset:
     def _texts(self, rules: QueryRules) -> Iterator[str] | Iterator[str | list[int]]:
         """Return the texts of a split; in a user's file, a text's query decides its split.
 
-        A text that is not cut stands for its query, even if its tokens decode to another text.
+        The query of an uncut text is the text itself here, even if its tokens decode differently.
         """
 
         def seen(text: str) -> str:
@@ -161,19 +161,17 @@ class Dataset:
 
 
 def _label_query(tokens: list[int], encoder: Encoder) -> list[int]:
-    """Return a label's query, unpadded, in ids of `encoder`; UserError if an id is no token."""
+    """Return a label's query without padding, as ids of `encoder`; UserError for an invalid id."""
     own = encodings.Main.get_encoder() if unnamed_ids_are_of_gpt2(encoder) else encoder
     n_tokens = own.padding_token if own.eot_token is None else own.eot_token + 1
     query = own.without_padding(tokens)
     if not all(0 <= token < n_tokens for token in query):
-        raise UserError(
-            f'a query of the label file holds token ids that are not in 0 to {n_tokens - 1}'
-        )
+        raise UserError(f'a query of the label file has token ids outside of 0 to {n_tokens - 1}')
     return query if own is encoder else encoder.encode(own.decode(query))
 
 
 def get_dataset(name: str, labels: str | None = None) -> Dataset:
-    """Return a data set by its name or file. labels: source of queries if it is lost."""
+    """Return a data set by its name or file. labels: label file to replace texts that are lost."""
     info = registry.info(name)
     generator = info.load().generator
     if name in registry.DATASETS:

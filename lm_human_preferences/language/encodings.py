@@ -19,14 +19,14 @@ from lm_human_preferences.errors import UserError
 # its paper; encoder.py of its release).
 WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 END_OF_TEXT = '<|endoftext|>'
-# {file of OpenAI's release: its name in transformers}
+# {file name in OpenAI's release: file name in transformers}
 BYTE_PAIR_FILES = {'encoder.json': 'vocab.json', 'vocab.bpe': 'merges.txt'}
 
 
 class Encoder(ABC):
     """Encoder of text to token ids and back. padding_token: may be outside the vocabulary.
 
-    special: {token: text} of special tokens; `encode` reads their texts as ordinary letters.
+    special: {id of a special token: its text}; `encode` treats such a text as ordinary letters.
     """
 
     padding_token: int
@@ -46,7 +46,7 @@ class Encoder(ABC):
         return [token for token in tokens if token != self.padding_token]
 
     def with_special_tokens(self) -> 'Encoder':
-        """Return an encoder that reads spelled special tokens as tokens; self if there are none."""
+        """Return an encoder that encodes special tokens' texts as tokens; self without any."""
         return self
 
     def without_special_texts(self) -> 'Encoder':
@@ -54,11 +54,11 @@ class Encoder(ABC):
         return self
 
     def own_ends(self) -> frozenset[int]:
-        """Return the tokens with which the model ends a text."""
+        """Return the ids of the tokens with which the model ends a text."""
         return frozenset() if self.eot_token is None else frozenset([self.eot_token])
 
     def single_token(self, text: str) -> int:
-        """Return the token of `text`; UserError unless it is a single one."""
+        """Return the id of the token `text`; UserError if that is not a single token."""
         tokens = self.encode(text)
         if len(tokens) != 1:
             raise UserError(f'{text!r} must be a single token, not {len(tokens)}')
@@ -66,7 +66,7 @@ class Encoder(ABC):
 
 
 class BytePairEncoder(Encoder):
-    """GPT-2's encoder. pieces: bytes of each token except the last, which is END_OF_TEXT."""
+    """GPT-2's encoder. pieces: bytes of each token but the last one, END_OF_TEXT, by id."""
 
     def __init__(self, pieces: Sequence[bytes], special_tokens: bool = False) -> None:
         self.eot_token = len(pieces)
@@ -90,7 +90,7 @@ class BytePairEncoder(Encoder):
         return BytePairEncoder(self._pieces, special_tokens=True)
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
-        """Return text, with U+FFFD for bytes that are not UTF-8; KeyError for an unknown id."""
+        """Return the text, with U+FFFD for bytes that are not UTF-8; KeyError for an unknown id."""
         text = b''.join(self._bytes[int(token)] for token in tokens)
         return text.decode('utf-8', errors='replace')
 
@@ -134,7 +134,7 @@ class WordEncoder(Encoder):
 
 @dataclasses.dataclass(frozen=True)
 class Encoding:
-    """Named encoding. base_path: directory or URL of its encoder.json and vocab.bpe, if any."""
+    """Encoding by name. base_path: directory or URL of encoder.json and vocab.bpe, if needed."""
 
     name: str
     n_vocab: int
@@ -142,7 +142,7 @@ class Encoding:
     base_path: str | None = None
 
     def get_encoder(self) -> Encoder:
-        """Return the encoder, made once; UserError if its files are missing or damaged."""
+        """Return the encoder; UserError if its files are missing or damaged."""
         if self.base_path is None:
             return WordEncoder() if self.name == 'reviews' else LetterEncoder()
         vocab_path, merges_path = map(self.path, BYTE_PAIR_FILES)
@@ -164,10 +164,10 @@ class Encoding:
         return rows == self.n_vocab
 
     def copy_files(self, directory: str) -> None:
-        """Copy the files that `tokenisers.find` needs; encodings of this class need none."""
+        """Copy the files that `tokenisers.find` needs to a directory; none for this class."""
 
     def write_tokeniser(self, directory: str) -> None:
-        """Write GPT-2's files under transformers' names; other encodings have no files."""
+        """Write GPT-2's tokeniser files under transformers' names; other encodings have none."""
         if self.base_path is not None:
             for ours, theirs in BYTE_PAIR_FILES.items():
                 source = storage.cached_path(self.path(ours))
@@ -194,7 +194,7 @@ def _byte_pair_encoder(vocab_path: str, merges_path: str, n_vocab: int) -> ByteP
 
 
 def _byte_of() -> dict[str, int]:
-    """Return {character in GPT-2's files: the byte it stands for}, in the order of token ids."""
+    """Return {character in GPT-2's files: byte that it stands for}, in the order of token ids."""
     printable = [
         *range(ord('!'), ord('~') + 1),
         *range(ord('¡'), ord('¬') + 1),
@@ -213,7 +213,7 @@ Reviews = Encoding('reviews', n_vocab=len(REVIEW_WORDS), eot_token=None)
 
 
 def by_name(name: str) -> Encoding:
-    """Return the encoding that the file `encoding` of a model directory calls `name`."""
+    """Return the built-in encoding with this name; UserError for an unknown name."""
     encodings = {encoding.name: encoding for encoding in (Main, Test, Reviews)}
     if not isinstance(name, str) or name not in encodings:
         raise UserError(f'unknown encoding {name!r:.80}; there are {", ".join(encodings)}')

@@ -19,7 +19,7 @@ from lm_human_preferences.training import precision
 
 
 class Projection(nn.Module):
-    """Linear layer with `weight (inputs, outputs)`, uninitialised: see `precision.linear`."""
+    """Linear layer with an uninitialised `weight (inputs, outputs)`; see `precision.linear`."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Projection(nn.Module):
 
 
 def gpt2_parameters(sizes: HParams) -> nn.ModuleDict:
-    """Return GPT-2's parameters, uninitialised, under the names of transformers' GPT2Model."""
+    """Return uninitialised parameters of GPT-2, with the names of transformers' GPT2Model."""
     n_embd = sizes.n_embd
 
     def embedding(count: int) -> nn.Embedding:
@@ -69,13 +69,13 @@ class Model(Network):
 
     def __init__(self, sizes: HParams, scalar_heads: Iterable[str] = ()) -> None:
         super().__init__(sizes)
-        # Any: we read the entries of a ModuleDict as attributes, whose types are not declared.
+        # Typed as Any, as entries of a ModuleDict are read as attributes without declared types.
         self.transformer: Any = gpt2_parameters(sizes)
         self.add_heads(scalar_heads)
 
     @torch.no_grad()
     def initialize(self, names: Container[str] | None = None) -> Self:
-        """Set the original's initial values. names: parameters to set; None: all."""
+        """Set parameters to the original's initial values. names: parameters to set; None: all."""
         n_embd = self.sizes.n_embd
         n_layer = self.sizes.n_layer
         stdevs = {
@@ -97,7 +97,7 @@ class Model(Network):
         return super().initialize(names)
 
     def outputs(self, tokens: torch.Tensor, positions: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Compute outputs: see Network. The last block computes only the tokens at `rows.read`."""
+        """Return outputs: see Network. The last block computes only the tokens at `rows.read`."""
         network, unpadding, kept = self.transformer, rows.unpadding, rows.kept
         x = network.wte(unpadding.unpad(tokens)) + network.wpe(unpadding.unpad(positions))
         compute = self._block
@@ -105,7 +105,7 @@ class Model(Network):
             compute = partial(
                 checkpoint, self._block, use_reentrant=False, preserve_rng_state=False
             )
-        # Earlier blocks compute all tokens, as the last block needs the keys and values of all.
+        # Only the last block can skip tokens: it needs outputs of earlier blocks for all tokens.
         all_rows = rows if rows.read is None else replace(rows, read=None)
         last = self.sizes.n_layer - 1
         with precision.autocast(x.device):
@@ -126,7 +126,7 @@ class Model(Network):
         return self.transformer.wte.weight, None
 
     def _block(self, i: int, block: Any, x: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Return outputs of block `i` for its inputs `x (tokens, n_embd)`, at `rows.read` only."""
+        """Return outputs of block `i` at `rows.read` for its inputs `x (tokens, n_embd)`."""
         attn, mlp = block.attn, block.mlp
         qkv = attn.c_attn(block.ln_1(x)).unflatten(1, (3, self.sizes.n_head, -1))
         attended = rows.attend(i, *qkv.unbind(1))

@@ -1,4 +1,4 @@
-"""Interface of language-model networks, and the code that they share."""
+"""Base class of the networks of language models: their interface, and the code they share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable
@@ -28,7 +28,7 @@ HEADS = 'heads.'  # prefix of the names of the scalar heads' parameters
 
 
 class ScalarHead(nn.Module):
-    """Linear head that returns a number for each position, in the dtype of its own parameters."""
+    """Linear head that returns a number for each position, computed in its parameters' dtype."""
 
     def __init__(self, n_embd: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class ScalarHead(nn.Module):
 
 
 class Linear(nn.Linear):
-    """Linear layer that is computed by `precision.linear_transposed`."""
+    """Linear layer of a transformers model, computed by `precision.linear_transposed`."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Map `input (..., inputs)` to (..., outputs)."""
@@ -49,12 +49,12 @@ class Linear(nn.Linear):
 
 
 class Network(nn.Module, ABC):
-    """Language model; at padding, its outputs are copied from the last real token before.
+    """Network of a language model; outputs at padding are copies of the last real token's.
 
     Parameters are uninitialised until `initialize` is called or all are loaded.
     gradient_checkpointing: whether a backward pass recomputes each block from its inputs.
     shared: names of frozen parameters that other networks use as well.
-    constants: names of parameters of its own that no training changes.
+    constants: names of other frozen parameters, which belong to this network.
     variable_names: maps parameters to names in checkpoints. logit_scale: multiplies all logits.
     """
 
@@ -71,7 +71,7 @@ class Network(nn.Module, ABC):
 
     def add_heads(self, names: Iterable[str]) -> None:
         """Add scalar heads by name: 'value' (zero at first) or 'reward' (random at first)."""
-        # Some model families project the last block's output to another width for the output layer.
+        # The output layer's width may differ from n_embd: some models project before it.
         width = self.output_layer()[0].shape[1]
         self.heads = nn.ModuleDict({name: ScalarHead(width) for name in names})
 
@@ -83,8 +83,8 @@ class Network(nn.Module, ABC):
     def outputs(self, tokens: torch.Tensor, positions: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Return outputs of the last layer for `tokens (batch, length)`, or only at `rows.read`.
 
-        positions: (batch, length). rows: layout of the tokens to compute, which are added to its
-        cache, made by `new_cache`, if it has one. Shape: (batch, length or n, n_embd).
+        positions: (batch, length). rows: layout of the tokens; if it has a cache (of `new_cache`),
+        the tokens are added to it. Shape: (batch, length or n, n_embd).
         """
 
     @abstractmethod
@@ -113,7 +113,7 @@ class Network(nn.Module, ABC):
 
     @torch.no_grad()
     def initialize(self, names: Container[str] | None = None) -> Self:
-        """Set the original's initial values of heads. names: parameters to set; None: all."""
+        """Set heads to the original's initial values. names: parameters to set; None: all."""
         for name, parameter in self.heads.named_parameters():
             if names is not None and f'{HEADS}{name}' not in names:
                 continue
@@ -166,8 +166,8 @@ class Network(nn.Module, ABC):
     ) -> torch.Tensor:
         """Return outputs (batch, n, n_embd) at the last token of each completion of a prompt.
 
-        prompt: (batch, prompt_length), computed once. completions: (batch, n, length); an empty
-        completion has the output at the end of the prompt.
+        prompt: (batch, prompt_length), computed once. completions: (batch, n, length); for an
+        empty completion, the output at the end of the prompt is returned.
         """
         rows = _behind_prompt(prompt, completions)
         ends = last_present(rows != padding_token)[..., -1:]
@@ -182,8 +182,8 @@ class Network(nn.Module, ABC):
     ) -> torch.Tensor:
         """Return outputs (batch, n, 1 + length, n_embd) at a prompt's end and completions' tokens.
 
-        prompt: (batch, prompt_length), computed once. completions: (batch, n, length). kept: where
-        the inputs of its blocks at the same tokens are stored.
+        prompt: (batch, prompt_length), computed once. completions: (batch, n, length). kept:
+        storage for the inputs of some blocks at the same tokens.
         """
         rows = _behind_prompt(prompt, completions)
         start = prompt.shape[1]
@@ -201,7 +201,7 @@ class Network(nn.Module, ABC):
         """Return outputs at `columns (batch, n, m)` of `rows (batch, n, start + length)`.
 
         The n rows begin with the same `start` tokens. To compute these once, n completions share a
-        row, in which none attends to another, unless the network cannot take so long a row.
+        row, unless it is too long for the network; completions do not attend to each other.
         """
         batch, n, total = rows.shape
         length = total - start
@@ -252,7 +252,7 @@ class Network(nn.Module, ABC):
         temperature = max(temperature, MIN_TEMPERATURE)
         h = self.scaled(h) / temperature
         if bias is not None:
-            # The product adds the bias, too, as one more column of the weight.
+            # Make the bias one more column of the weight, so that the product adds it.
             h = torch.cat([h, torch.full_like(h[..., :1], 1 / temperature)], dim=-1)
             weight = torch.cat([weight, bias.unsqueeze(1)], dim=1)
         return vocabulary.logprobs_and_entropies(
@@ -270,11 +270,11 @@ class Network(nn.Module, ABC):
     def mask_padding(
         self, tokens: torch.Tensor, padding_token: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (tokens with 0 for padding, mask of real tokens); ValueError for an empty row."""
+        """Return (tokens with 0 for padding, mask of real tokens); ValueError if a row has none."""
         mask = tokens != padding_token
         empty = np.argwhere(~mask.cpu().numpy().any(-1))
         if len(empty):
-            raise ValueError(f'row {empty[0][0]} has no token, only padding')
+            raise ValueError(f'row {empty[0][0]} has only padding, no token')
         return tokens * mask, mask
 
     def check_positions(self, mask: torch.Tensor) -> None:

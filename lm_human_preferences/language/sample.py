@@ -1,4 +1,4 @@
-"""Sampling of token ids, one at a time, without waiting for the network's device."""
+"""Sampling from a network, token by token, without waiting for its device."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,17 +13,17 @@ from lm_human_preferences.utils.core import MIN_TEMPERATURE, ceil_div, sample_fr
 
 MASK_COLUMNS = 16  # a mask with a multiple of 16 columns is not copied for attention on a GPU
 
-LEAVING = 0.2  # fraction of ended rows at which they are removed; removal copies the cache
-# {device: tokens between two checks for ended rows}; a check waits for a GPU.
+LEAVING = 0.2  # ended rows are removed from this fraction on, as removal copies the cache
+# {device: number of tokens between two checks for ended rows}; a check waits for a GPU.
 LOOK_EVERY = {'cpu': 1, 'cuda': 8}
 
 
 class Decoding:
-    """Rows to continue by `length` tokens. h: the network's outputs at their ends, (rows, n_embd).
+    """Batch of rows that sampling continues by `length` tokens each.
 
     contexts: (batch, context_length), in host memory so that nothing waits for the device;
     ValueError for a row that is all padding. The checks, masks and positions of all new tokens are
-    made before the first one.
+    made before the first one. h: (rows, n_embd), the network's outputs at the ends of the rows.
     """
 
     @torch.no_grad()
@@ -38,20 +38,20 @@ class Decoding:
         device = network.device
         tokens, mask = network.mask_padding(contexts, padding_token)
         batch, self.start = tokens.shape
-        following = max(length - 1, 0)  # the last token needs no outputs: nothing follows it
+        following = max(length - 1, 0)  # no outputs are computed for the last new token
         network.check_positions(F.pad(mask, (0, following), value=True))
         columns = MASK_COLUMNS * ceil_div(self.start + following, MASK_COLUMNS)
         self.cache: Any = network.new_cache(columns)
         last = torch.tensor([self.start - 1], device=device)
         self.h = network.hidden(tokens, mask, self.cache, last)[:, 0]
-        # (batch, 1, 1, columns): hides padding, and the columns of tokens not yet sampled.
+        # The bias (batch, 1, 1, columns) hides padding and the columns of tokens not yet sampled.
         keys = F.pad(mask, (0, columns - self.start)).to(device, non_blocking=True)
         self.bias = attention_bias(keys.unsqueeze(1), batch, network.attention_type)
-        # (following, batch): positions of the tokens to come
+        # positions: (following, batch), the position of each new token
         self.positions = keys.sum(1) + torch.arange(following, device=device).unsqueeze(1)
 
     def repeat(self, times: int) -> None:
-        """Replace each row by `times` copies of it, to be continued separately."""
+        """Replace each row by `times` copies, which are then continued separately."""
         if times > 1:
             rows = torch.arange(len(self.h), device=self.h.device)
             self.keep(rows.repeat_interleave(times))
@@ -66,7 +66,7 @@ class Decoding:
     def step(self, tokens: torch.Tensor, number: int) -> torch.Tensor:
         """Return outputs (rows, n_embd) at `tokens (rows,)`, the newest token of each row.
 
-        number: how many new tokens each row has before these.
+        number: count of new tokens that each row already has before these.
         """
         column = self.start + number
         self.cache.length = column
@@ -78,7 +78,7 @@ class Decoding:
 
 
 class Sampling:
-    """Tables {name: (length, batch)} of samples, and the columns `kept` of rows not yet removed.
+    """State of sampling: tables {name: (length, batch)} and indices `kept` of unfinished rows.
 
     outputs: see sample_sequence.
     """
@@ -107,7 +107,7 @@ class Sampling:
             self._draw(first, 0)
 
     def step(self, number: int) -> None:
-        """Draw token `number` of each row, given its tokens before."""
+        """Draw token `number` of each row, given the tokens before it."""
         tokens = self.tables['tokens'][number - 1, self.kept]
         self._draw(self.outputs(self.rows.step(tokens, number - 1)), number)
 
@@ -117,7 +117,7 @@ class Sampling:
             logits = logits / max(self.temperature, MIN_TEMPERATURE)
         probs = logits.softmax(-1)
         tokens, sums = sample_from_probs(probs, self.uniform[number, self.kept])
-        # Divided by the sum, as a softmax sums to 1 only within 2e-5.
+        # Divide by the sum, as a float32 softmax sums to 1 only within 2e-5.
         chosen = probs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) / sums
         for name, values in {'tokens': tokens, 'probs': chosen, **outputs}.items():
             self.tables[name][number, self.kept] = values

@@ -1,4 +1,4 @@
-"""Encoding by a transformers model's own tokeniser, as AutoTokenizer loads it.
+"""Encoding of texts by a transformers model's own tokeniser, as AutoTokenizer loads it.
 
 The tokeniser is used in two ways. Contexts, which a policy reads, have the tokens that transformers
 makes. Queries and responses are parts of longer texts, so they are encoded without special tokens
@@ -33,12 +33,12 @@ from lm_human_preferences.runs import run_files
 CONFIG = 'config.json'
 TOKENISER, SETTINGS = run_files.TOKENISER, run_files.TOKENISER_SETTINGS
 GENERATION = run_files.GENERATION_CONFIG
-PREFIX = 'tokenizer-'  # prefix of these encodings' names, before 12 digits of the digest
-# Settings with which a text is not cut or padded, and gets no special tokens around it.
+PREFIX = 'tokenizer-'  # an encoding's name is this and 12 digits of its digest
+# Settings that switch off cutting, padding, and special tokens around a text.
 _PLAIN = {'truncation': None, 'padding': None, 'post_processor': None}
 _END_FILES = (CONFIG, GENERATION)  # files that may name the tokens that end a text
-# Texts that decode(encode(text)) must not change. Every real vocabulary has the letters of _TEXTS;
-# those in _OTHER_TEXTS may change if the vocabulary lacks one of their letters.
+# A tokeniser is refused if decode(encode(text)) changes one of _TEXTS. It may change one of
+# _OTHER_TEXTS if its vocabulary lacks a character of the text.
 _TEXTS = ('The fox, 12 times. It is.', ' a', 'a', 'a ', '  a  b', 'a\n\nb\n', '\n\na', "don't !")
 _OTHER_TEXTS = ('', '<s> </s>', 'A\tb\r\n', 'Bär, nai\u0308ve', '東京 ﬁ ①', 'x' * 40, '🙂')
 
@@ -47,7 +47,7 @@ class TokeniserEncoder(Encoder):
     """Encoder that uses a model's tokeniser; the padding token is the first id after its tokens.
 
     own: transformers' tokeniser. rules: its rules, without the space before a text. files: {name:
-    path or URL} for the tokeniser and its model, which say which tokens end a text.
+    path or URL} of the tokeniser and of model configs, which name the tokens that end a text.
     """
 
     def __init__(self, own: Any, rules: dict[str, Any], files: Mapping[str, str]) -> None:
@@ -59,23 +59,23 @@ class TokeniserEncoder(Encoder):
         self._ends = frozenset(in_generation or in_config)
         added = own.backend_tokenizer.get_added_tokens_decoder()
         self.special = {token: each.content for token, each in added.items() if each.special}
-        # Unigram tokenisers read a spelled special token as the token, whatever the setting below.
+        # Unigram tokenisers encode a special token's text as the token, despite the setting below.
         self.is_unigram = rules['model']['type'] == 'Unigram'
         self.omits_special = False
         self.parts = tokenizer_of(rules)
         self.parts.encode_special_tokens = True
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a part of a text; UserError if the tokeniser fails."""
+        """Return the token ids of a part of a longer text; UserError if the tokeniser fails."""
         with failing('encode', text):
             tokens = self.parts.encode(text, add_special_tokens=False).ids
         spelled = [self.special[token] for token in tokens if token in self.special]
         if self.is_unigram and spelled:
-            raise UserError(f'the tokeniser of the model cannot read {spelled[0]!r:.80} as text')
+            raise UserError(f'the tokeniser of the model cannot encode {spelled[0]!r:.80} as text')
         return tokens
 
     def encode_whole(self, text: str) -> list[int]:
-        """Return a whole text's token ids from transformers, without special tokens around it."""
+        """Return transformers' token ids for a whole text, without special tokens around it."""
         with failing('encode', text):
             return self.own(
                 text,
@@ -99,7 +99,7 @@ class TokeniserEncoder(Encoder):
             return self.parts.decode(ids, skip_special_tokens=self.omits_special)
 
     def with_special_tokens(self) -> TokeniserEncoder:
-        """Return a copy that reads a spelled special token as the token."""
+        """Return a copy that encodes the text of a special token as that token."""
         encoder = copy.copy(self)
         encoder.special = {}
         encoder.parts = tokenizer_of(self.rules)
@@ -124,11 +124,11 @@ class TokeniserEncoder(Encoder):
 
 @contextlib.contextmanager
 def failing(what: str, value: Any, whose: str = 'the tokeniser of the model') -> Iterator[None]:
-    """Within the context, turn an error into a UserError: `whose` cannot `what` `value`."""
+    """Within the context, turn errors into a UserError: "WHOSE cannot WHAT VALUE: ..."."""
     try:
         with no_panics():
             yield
-    except Exception as e:  # the library raises plain Exceptions
+    except Exception as e:  # the library tokenizers raises plain Exceptions
         raise UserError(f'{whose} cannot {what} {value!r:.80}: {e}') from e
 
 
@@ -142,7 +142,7 @@ class TokeniserEncoding(Encoding):
         return self.encoder
 
     def fits(self, rows: int) -> bool:
-        """Return whether an embedding of `rows` rows has a row for each token; it may have more."""
+        """Return whether an embedding of `rows` rows has a row for each token, or more."""
         return rows >= self.n_vocab
 
     def copy_files(self, directory: str) -> None:
@@ -153,7 +153,7 @@ class TokeniserEncoding(Encoding):
                 with open(storage.cached_path(source), 'rb') as file:
                     storage.write_bytes(os.path.join(directory, name), file.read())
         if not os.path.exists(os.path.join(directory, CONFIG)):
-            # Without a model's config, these settings decide the tokeniser's class and rules.
+            # Without a model's config.json, tokenizer_config.json must name the tokeniser's class.
             path = os.path.join(directory, SETTINGS)
             named = {'tokenizer_class': type(self.encoder.own).__name__}
             storage.write_json(path, read_object(path) | named)
@@ -163,31 +163,31 @@ class TokeniserEncoding(Encoding):
 
 
 def _check_own(path: str, directory: str) -> None:
-    """Raise UserError for a link from `directory` to a file elsewhere, which may be private."""
-    blobs = os.path.join(directory, '../../blobs')  # where links of a snapshot of the hub lead
+    """Raise UserError if `path` links to a file outside `directory`, which may be private."""
+    blobs = os.path.join(directory, '../../blobs')  # links in the hub's cache lead here
     if storage.is_remote(path) or any(storage.is_within(path, each) for each in (directory, blobs)):
         return
     raise UserError(
         f'{path} is a link to {os.path.realpath(path)}, outside of its directory, and would be'
-        ' copied with the model: put the file itself in its place'
+        ' copied with the model: replace the link by the file'
     )
 
 
 def find(name: Any, directory: str) -> Encoding:
-    """Return the encoding `name`; UserError if unknown or not of the tokeniser in `directory`."""
+    """Return the encoding `name`; UserError if unknown, or if `directory` has another tokeniser."""
     if not isinstance(name, str) or not name.startswith(PREFIX):
         return encodings.by_name(name)
     encoding = read(directory)
     if encoding.name != name:
         raise UserError(
-            f'{storage.join(directory, TOKENISER)} is {encoding.name}, not {name:.80}: put the'
-            ' file back that was there'
+            f'{storage.join(directory, TOKENISER)} is {encoding.name}, not {name:.80}: restore the'
+            ' file that was there'
         )
     return encoding
 
 
 def encoding_in(directory: str) -> Encoding:
-    """Return the encoding of a directory that transformers saved; `main` for GPT-2 without one."""
+    """Return the encoding of a model that transformers saved; `main` for GPT-2 without files."""
     if storage.exists(storage.join(directory, TOKENISER)):
         return read(directory)
     if read_object(storage.join(directory, CONFIG)).get('model_type', 'gpt2') == 'gpt2':
@@ -205,7 +205,7 @@ def read(directory: str) -> TokeniserEncoding:
 
 
 def encoding_of_adapter(directory: str, of_base: Encoding) -> Encoding:
-    """Return the encoding of an adapter's own tokeniser, or else `of_base`, its base's encoding."""
+    """Return the encoding of an adapter's own tokeniser if it has one, else its base model's."""
     beside = _files_in(directory, run_files.TOKENISER_FILES)
     if TOKENISER not in beside:
         return of_base
@@ -228,7 +228,7 @@ def _of_files(files: Mapping[str, str]) -> TokeniserEncoding:
 
 @functools.lru_cache(maxsize=8)
 def _encoding(digests: tuple[tuple[str, str, str], ...]) -> TokeniserEncoding:
-    """Return the encoding that files (name, path, MD5) define; they are read only once."""
+    """Return the encoding that tokeniser files (name, path, MD5) define; read only once."""
     files = {name: path for name, path, _ in digests}
     try:
         with no_panics():
@@ -236,7 +236,7 @@ def _encoding(digests: tuple[tuple[str, str, str], ...]) -> TokeniserEncoding:
             rules = without_prefix_space(json.loads(own.backend_tokenizer.to_str()) | _PLAIN)
             tokens = _tokens_of_texts(tokenizer_of(rules), own)
             encoder = TokeniserEncoder(own, rules, files)
-    except Exception as e:  # any type: transformers has code for many tokenisers
+    except Exception as e:  # transformers' code for tokenisers may raise any type
         reason = ' '.join(str(e).split()) or repr(e)
         raise UserError(f'{files[TOKENISER]} cannot be used: {reason:.300}') from e
     vocab_and_tokens = json.dumps(
@@ -248,17 +248,17 @@ def _encoding(digests: tuple[tuple[str, str, str], ...]) -> TokeniserEncoding:
 
 
 def _own(files: Mapping[str, str]) -> Any:
-    """Return transformers' tokeniser from files {name: path}; it may raise any exception."""
-    from transformers import AutoTokenizer, TokenizersBackend  # it takes seconds to import
+    """Return transformers' tokeniser from files {name: path}; may raise any exception."""
+    from transformers import AutoTokenizer, TokenizersBackend  # takes seconds to import
 
-    # The class, which decides the rules, is named in the config of the model or the tokeniser.
+    # AutoTokenizer needs a config of the model or the tokeniser that names the class.
     is_said = CONFIG in files or SETTINGS in files
     kind: Any = AutoTokenizer if is_said else TokenizersBackend
     with tempfile.TemporaryDirectory() as folder:
         for name, path in files.items():
             if name != CONFIG:
                 os.symlink(os.path.abspath(path), os.path.join(folder, name))
-        if CONFIG in files:  # only the settings needed, as others may be damaged
+        if CONFIG in files:  # copy only the settings needed, as others may be damaged
             content = read_object(files[CONFIG])
             kinds = ('model_type', 'tokenizer_class')
             content = {name: content[name] for name in kinds if name in content}
@@ -274,7 +274,7 @@ def _own(files: Mapping[str, str]) -> Any:
 
 
 def read_object(path: str) -> dict[str, Any]:
-    """Return the object in a JSON file; {} if there is no file or no object in it."""
+    """Return the object in a JSON file; {} if the file is missing or holds no object."""
     value = storage.read_json(path) if storage.exists(path) else {}
     return value if isinstance(value, dict) else {}
 
@@ -284,7 +284,7 @@ def tokenizer_of(rules: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _tokens_of_texts(parts: tokenizers.Tokenizer, own: Any) -> list[list[int]]:
-    """Return the tokens of some texts; ValueError unless they decode to these and can be joined."""
+    """Return the tokens of test texts; ValueError if they decode wrongly, alone or joined."""
     parts.encode_special_tokens = True
     rules = f'{type(parts.model).__name__}, {parts.normalizer}, {parts.pre_tokenizer}'
     source = f'{type(own).__name__}: {rules}'
@@ -295,24 +295,24 @@ def _tokens_of_texts(parts: tokenizers.Tokenizer, own: Any) -> list[list[int]]:
         if text in _OTHER_TEXTS and own.unk_token_id in tokens:
             continue
         back = parts.decode(tokens, skip_special_tokens=False)
-        # Texts with the same Unicode normal form count as equal: Qwen's rules compose accents.
+        # Compare Unicode normal forms, as Qwen's rules compose accents.
         if len({unicodedata.normalize('NFKC', each) for each in (back, text)}) > 1:
-            raise ValueError(f'{text!r} comes back from its tokens as {back!r} ({source})')
+            raise ValueError(f'the tokens of {text!r} decode to {back!r} ({source})')
     both = [parts.encode(text, add_special_tokens=False).ids for text in ('The fox', 'es ran.')]
     joined = parts.decode(both[0] + both[1], skip_special_tokens=False)
     if joined != 'The foxes ran.':
-        raise ValueError(f"'The fox' and 'es ran.' are joined as {joined!r} ({source})")
+        raise ValueError(f"joined tokens of 'The fox', 'es ran.' decode to {joined!r} ({source})")
     return found
 
 
 def without_prefix_space(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rules without the space that SentencePiece puts before a text."""
+    """Return a tokeniser's rules without the space that SentencePiece puts before a text."""
     parts = ('normalizer', 'pre_tokenizer', 'decoder')
     return {**rules, **{name: _bare(rules.get(name)) for name in parts}}
 
 
 def _bare(rule: Any) -> Any:
-    """Return a rule, or a sequence of rules, that adds no space before a text; None: no rule."""
+    """Return a rule (or sequence of rules) without a space before texts; None if empty."""
     if not isinstance(rule, dict):
         return rule
     bare = dict(rule)
@@ -331,19 +331,19 @@ def _bare(rule: Any) -> Any:
 
 
 def _ends_in(path: str | None, n_vocab: int) -> list[int]:
-    """Return the end tokens below `n_vocab` that a JSON file names; [] without a file."""
+    """Return the end-of-text ids (below `n_vocab`) in a model's JSON file; [] without a file."""
     named = None if path is None else read_object(path).get('eos_token_id')
     ids = named if isinstance(named, list) else [named]
     return [token for token in ids if type(token) is int and 0 <= token < n_vocab]
 
 
 def for_people(encoder: Encoder, is_chat: bool | None) -> Encoder:
-    """Return an encoder that decodes texts for people to read: chats without special tokens."""
+    """Return an encoder that decodes for people: in a chat, it omits special tokens."""
     return encoder.without_special_texts() if is_chat else encoder
 
 
 def unnamed_ids_are_of_gpt2(model: Encoding | Encoder) -> bool:
-    """Return whether token ids without a named encoding are GPT-2's, not those of the model."""
+    """Return whether label ids without a named encoding are GPT-2's instead of the model's."""
     return isinstance(model, TokeniserEncoding | TokeniserEncoder)
 
 
@@ -353,7 +353,7 @@ def text_encoder(encoder: Encoder, special_tokens: bool) -> Encoder:
 
 
 def may_have_own(model: str) -> bool:
-    """Return whether a model may have its own tokeniser, as far as known without a download."""
+    """Return whether a model may have its own tokeniser, judged without a download."""
     if model in ('test', 'reviews') or released_name(model) is not None:
         return False
     if storage.is_remote(model) or not os.path.exists(model):

@@ -1,4 +1,4 @@
-"""Language models by name: a released model, a directory, a model of the hub, or `test`."""
+"""Language models by name: released GPT-2, a directory, a model on the hub, or `test`."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ if TYPE_CHECKING:
 
     from lm_human_preferences.language.causal_lm.architecture import CausalLM
 
-CONFIG_FILE = 'config.json'  # in directories of models that transformers has saved
+CONFIG_FILE = 'config.json'  # file in the directories of models that transformers saved
 _REWARD_HEAD = f'{HEADS}reward.w'
 _probed: set[str | None] = set()  # directories whose models this process has checked
 
 
 @dataclasses.dataclass(frozen=True)
 class GPT2:
-    """Architecture of this program's own GPT-2. embedding: name of the token embedding."""
+    """Architecture of this program's own GPT-2. embedding: parameter name of the embedding."""
 
     _sizes: HParams
     variable_names = Model.variable_names
@@ -85,7 +85,7 @@ class GPT2:
             bos_token_id=None,
             eos_token_id=None,
         )
-        theirs = empty_model(config)  # which draws no random numbers
+        theirs = empty_model(config)  # draws no random numbers
         theirs.transformer.load_state_dict(network.transformer.state_dict())
         return theirs
 
@@ -104,10 +104,10 @@ def is_saved_by_transformers(directory: str) -> bool:
 class TrainedModel:
     """Sizes, encoding and weights of a model (the original's TrainedModel).
 
-    name: a released model (124M or gpt2, ...), a directory or URL, a model of the hub (ORG/NAME,
+    name: a released model (124M or gpt2, ...), a directory or URL, a model on the hub (ORG/NAME,
         ORG/NAME@REVISION or hf://...), or 'test' for the tiny random model.
     savedir: the model's directory (default: found from `name`); on the hub, hf:// with a commit.
-    scope: name of the network in a training's checkpoint, such as 'policy'; None: look for one.
+    scope: name of the network in a training's checkpoint, such as 'policy'; None: find it.
     """
 
     def __init__(self, name: str, savedir: str | None = None, scope: str | None = None) -> None:
@@ -123,20 +123,20 @@ class TrainedModel:
 
     @functools.cached_property
     def _adapted(self) -> TrainedModel | None:
-        """Base model of the PEFT adapter in the directory; None without an adapter."""
+        """Return the base model if the directory holds a PEFT adapter, else None; or UserError."""
         if self.savedir is None or not peft_files.is_peft(self.savedir):
             return None
         base = TrainedModel(peft_files.base_of(self.savedir))
         if base.savedir is None or peft_files.is_peft(base.savedir):
             raise UserError(
                 f'the base of the adapter {self.savedir}, {base.name!r:.80}, is not a whole model:'
-                ' merge it with `export`, and name the result'
+                ' merge the base with `export`, and name the result'
             )
         return base
 
     @functools.cached_property
     def encoding(self) -> encodings.Encoding:
-        """Return the encoding that the file `encoding` names; else the tokeniser's, or `main`."""
+        """Return the encoding that the file `encoding` names; or the tokeniser's, or `main`."""
         if self.is_random:
             return encodings.Test
         assert self.savedir is not None
@@ -166,7 +166,7 @@ class TrainedModel:
         return architecture_of(self._adapted.savedir, n_vocab, changes)
 
     def scopes(self) -> list[str]:
-        """Return the scopes of networks without a reward head in a training's checkpoint."""
+        """Return the scopes of the networks in a training's checkpoint that have no reward head."""
         if self.is_random:
             return []
         weights = self.open_weights()
@@ -201,7 +201,7 @@ class TrainedModel:
         return self.architecture.to_transformers(network)
 
     def check_runs(self) -> None:
-        """Raise UserError unless this program can run the network; it may load all weights."""
+        """Raise UserError unless this program can run the network; may load all weights."""
         if not isinstance(self.architecture, GPT2):
             self.build(scope='model')
 
@@ -220,7 +220,7 @@ class TrainedModel:
         return built.initialize(self.fill(built, weights, scope))
 
     def fill(self, built: Network, weights: Weights, scope: str) -> list[str]:
-        """Load `weights` into `built`; return the names of head parameters that they lack."""
+        """Load `weights` into `built`; return the names of missing head parameters."""
         self.source = weights.path
         source_scope = self.scope_in(weights)
         parameters = dict(built.named_parameters())
@@ -230,7 +230,7 @@ class TrainedModel:
             raise UserError(f'{weights.path} lacks tensors of the model: {listed(lacking)}')
         unread = weights.unread(parameters)
         if unread:
-            raise UserError(f'{weights.path} has tensors without a place: {listed(unread)}')
+            raise UserError(f'{weights.path} has tensors that do not fit: {listed(unread)}')
         for name in missing:
             variable = built.variable_names.name_of(f'{scope}/{name}')
             log_as_original(f'Param {variable} is missing from checkpoint {self.source}')
@@ -241,15 +241,15 @@ class TrainedModel:
         return missing
 
     def fetch(self) -> None:
-        """Download the files of a model of the hub, and those of its base."""
+        """Download the files of a model on the hub, and those of its base model."""
         for model in (self, self._adapted):
             if model is not None and model.savedir is not None:
                 storage.cached_directory(model.savedir)
-        # Determined anew, as only local weights show whether the output layer is tied.
+        # Clear the cached architecture: only local weights show whether the output layer is tied.
         vars(self).pop('architecture', None)
 
     def has_weights_here(self) -> bool:
-        """Return whether weights are local or in the hub's cache; an adapter's must be local."""
+        """Return whether weights can be read without a download; adapters on the hub cannot."""
         directory, base = str(self.savedir), self._adapted
         if base is not None:
             return not storage.is_hub(directory) and base.has_weights_here()
@@ -271,20 +271,20 @@ class TrainedModel:
         return record.merged(own, self.savedir, TrainedModel)
 
     def _merged(self) -> PreTrainedModel:
-        """Return the base with the PEFT adapter in the directory merged into it."""
+        """Return the base model with the directory's PEFT adapter merged into it."""
         base, directory = self._adapted, self.savedir
         assert base is not None and directory is not None
         model = base.to_transformers()
         path = storage.join(str(base.savedir), CONFIG_FILE)
         if not peft_files.changes_of(directory) and storage.exists(path):
-            # If its config.json says that the output layer is tied to the embedding, PEFT adapts
-            # both of them where an adapter trains rows of the embedding.
+            # Adapters may train rows of the embedding: PEFT then adapts a tied output layer, too,
+            # but only if the base's config says that it is tied.
             config = config_of(storage.read_json(path), path)
             model.config.tie_word_embeddings = config.tie_word_embeddings
         return peft_files.merged(directory, model)
 
     def scope_in(self, weights: Weights) -> str:
-        """Return the scope of the network in `weights`; '' if there is none, as in releases."""
+        """Return the scope of the network in `weights`; '' without a scope, as in releases."""
         found = weights.scopes()
         scopes = [self.scope] if self.scope else ['', 'policy', 'reward_model']
         matching = [scope for scope in scopes if scope in found]
@@ -296,7 +296,7 @@ def architecture_of(
 ) -> Architecture:
     """Return the architecture of the model in a directory; None: the tiny GPT-2 of `test`.
 
-    n_vocab: number of tokens. changes: {setting: value} that override its config.json.
+    n_vocab: number of tokens. changes: {setting: value} that override config.json.
     """
     if directory is None:
         return GPT2(test_hparams())
@@ -304,7 +304,7 @@ def architecture_of(
         path = storage.join(directory, CONFIG_FILE)
         config = storage.read_json(path)
         is_tied = isinstance(config, dict) and config.get('tie_word_embeddings', True)
-        # Whatever the config says, local weights may have an output layer of their own.
+        # Look at local weights: they may have an untied output layer despite the config.
         if is_tied and are_here(directory) and has_own_output_layer(directory):
             changes = {**changes, 'tie_word_embeddings': False}
         if is_own(config, n_vocab) and not changes:
@@ -318,7 +318,7 @@ def architecture_of(
 
 
 def _of_transformers(directory: str, n_vocab: int, changes: Mapping[str, Any]) -> CausalLM:
-    # Imported here, as GPT-2 needs neither this nor transformers.
+    # A local import, as GPT-2 needs neither this module nor transformers.
     from lm_human_preferences.language.causal_lm.architecture import CausalLM
 
     return CausalLM(directory, n_vocab, changes)
@@ -343,6 +343,6 @@ def _directory_of(name: str) -> str | None:
     if not storage.is_remote(name) and not storage.exists(name):
         raise UserError(
             f'unknown model {name!r}: give one of {", ".join(released.RELEASED)}, the directory'
-            ' of a model, or ORG/NAME of the hub'
+            ' of a model, or ORG/NAME on the hub'
         )
     return name

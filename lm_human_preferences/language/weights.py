@@ -1,4 +1,4 @@
-"""Weights of saved models, by this program's names: in TensorFlow checkpoints or safetensors."""
+"""Weights of saved models in TensorFlow checkpoints or safetensors, by our parameter names."""
 
 import os
 import re
@@ -19,7 +19,7 @@ from lm_human_preferences.runs.run_files import FROZEN_HEAD
 CAUSAL_LM = 'causal_lm.'  # prefix of our names for parameters of transformers models
 EMBEDDING = 'transformer.wte.weight'  # our name for GPT-2's token embedding
 SAFETENSORS = 'model.safetensors'
-SAFETENSORS_INDEX = f'{SAFETENSORS}.index.json'  # if the tensors are in several files
+SAFETENSORS_INDEX = f'{SAFETENSORS}.index.json'  # lists the files if there are several
 # Tensors to ignore: masks and rotary frequencies of older versions, and TRL's value head.
 OF_NO_USE = re.compile(r'.*(attn|attention)\.(masked_)?bias|.*causal_mask|.*inv_freq|v_head\..*')
 EMBEDDING_LAYER = re.compile(r'(.*\.)?(embed_tokens|wte|embed_in|word_embeddings)')
@@ -27,7 +27,7 @@ OUTPUT_LAYER = re.compile(r'(.*\.)?(lm_head|embed_out)')
 
 
 class Weights(ABC):
-    """Weights of networks, by this program's names of parameters, in files of any format."""
+    """Weights of one or more networks in files of any format, by our parameter names."""
 
     path: str
 
@@ -36,23 +36,23 @@ class Weights(ABC):
 
     @abstractmethod
     def name_of(self, name: str) -> str:
-        """Return the name of our parameter `name` in the files, even if they do not have it."""
+        """Return the name that the files use for our parameter `name`, even if they lack it."""
 
     @abstractmethod
     def load(self, name: str, parameter: torch.Tensor) -> None:
-        """Copy the tensor `name` into `parameter`, float32 on the CPU; UserError unless it fits."""
+        """Copy the tensor `name` into `parameter` (float32, CPU); UserError unless it fits."""
 
     def scopes(self) -> list[str]:
         """Return the scopes of all networks, sorted; '' for a network without a scope."""
         return ['']
 
     def unread(self, names: Collection[str]) -> list[str]:
-        """Return the names of a single model's tensors that none of the parameters `names` uses."""
+        """Return the names of tensors that belong to none of the parameters `names`."""
         return []
 
 
 class CheckpointWeights(Weights):
-    """Weights in the latest checkpoint in `directory` or its checkpoints/, also remote."""
+    """Weights in the latest checkpoint of `directory` (local or remote) or its checkpoints/."""
 
     def __init__(self, directory: str, names: VariableNames, embedding: str = EMBEDDING) -> None:
         self._bundle = open_bundle(directory)
@@ -71,7 +71,7 @@ class CheckpointWeights(Weights):
             copy_value(self._bundle[variable], target, f'{self.path}: {variable}')
 
     def scopes(self) -> list[str]:
-        """Return the scopes of all networks, which have an embedding, or adapters and a head."""
+        """Return the scopes of all networks, recognised by an embedding or a scalar head."""
         scopes = set()
         for parameter in (self.embedding, 'heads.value.w', 'heads.reward.w'):
             name = self.name_of(parameter)
@@ -83,9 +83,9 @@ class CheckpointWeights(Weights):
 
 
 def safetensors_of(directory: str) -> list[str]:
-    """Return the local paths of a model's safetensors, fetched if need be; UserError if none."""
+    """Return local paths of a model's safetensors, downloaded if remote; UserError if none."""
     names = [SAFETENSORS]
-    # A single file has priority, as in transformers, which leaves an older index beside it.
+    # Prefer a single file, as transformers does: it may leave an outdated index beside it.
     if not storage.exists(storage.join(directory, SAFETENSORS)):
         index = storage.join(directory, SAFETENSORS_INDEX)
         if not storage.exists(index):
@@ -98,7 +98,7 @@ def safetensors_of(directory: str) -> list[str]:
 
 
 def has_own_output_layer(directory: str) -> bool:
-    """Return whether safetensors have an output layer that differs from the token embedding."""
+    """Return whether a model's safetensors have an output layer unlike the token embedding."""
     values = []
     for file in map(open_safetensors, safetensors_of(directory)):
         for name in file.keys():  # noqa: SIM118
@@ -109,17 +109,17 @@ def has_own_output_layer(directory: str) -> bool:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return, for a message, the first name and the number of further names."""
+    """Return 'NAME and N more' for a message: the first name and the number of other names."""
     more = f' and {len(names) - 1} more' if len(names) > 1 else ''
     return f'{names[0]}{more}'
 
 
 def open_safetensors(path: str) -> Any:
-    """Open a local or remote file of safetensors; UserError if it is damaged or missing."""
+    """Open a local or remote safetensors file; UserError if it is damaged or missing."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        # cached_path refuses a pipe, on which safe_open would wait for ever
+        # cached_path refuses pipes, on which safe_open would wait for ever.
         return safe_open(storage.cached_path(path), 'pt')
     except (OSError, SafetensorError, storage.StorageError) as e:
         raise UserError(f'{path} is damaged or missing: {e}') from e
@@ -135,7 +135,7 @@ def are_here(directory: str) -> bool:
 
 
 def _files_of_index(index: str) -> list[str]:
-    """Return the names of the files that an index of tensors lists."""
+    """Return the names of the safetensors files in an index; UserError if it is damaged."""
     content: Any = storage.read_json(index)
     try:
         names = sorted(set(content['weight_map'].values()))
@@ -148,7 +148,7 @@ def _files_of_index(index: str) -> list[str]:
 
 
 def copy_value(value: np.ndarray, target: torch.Tensor, what: str) -> None:
-    """Copy `value` into `target` on the CPU; UserError unless it fits. what: name for messages."""
+    """Copy `value` into `target` on the CPU; UserError unless it fits. what: name in messages."""
     shape = tuple(target.shape)
     if value.shape != shape or value.dtype != np.float32:
         raise UserError(f'{what} is {value.dtype} {value.shape}, the model needs float32 {shape}')
@@ -163,14 +163,14 @@ def scoped(scope: str, name: str) -> str:
 def load_parameters(
     weights: Weights, parameters: Mapping[str, torch.Tensor], scope: str
 ) -> list[str]:
-    """Copy the weights of `scope` into {name: parameter}; return the names that are missing."""
+    """Copy weights of the network `scope` into {name: parameter}; return the missing names."""
     missing = []
     for name, parameter in parameters.items():
         if scoped(scope, name) not in weights:
             missing.append(name)
             continue
         weights.load(scoped(scope, name), parameter)
-        # It is far faster to check the sum, but the sum of finite values may overflow.
+        # Check the sum first, which is far faster; but a sum of finite values may overflow.
         if not parameter.sum().isfinite() and not parameter.isfinite().all():
             raise UserError(
                 f'{weights.path} has values that are not finite, first in'
@@ -201,5 +201,5 @@ def _fetch_bundle(folder: str, name: str) -> Bundle:
         shards = Bundle(prefix).shard_names()
         storage.cached_paths([storage.join(folder, shard) for shard in shards])
     else:
-        checkpoints.restore_state(prefix)  # this finds more kinds of damage than opening does
+        checkpoints.restore_state(prefix)  # finds more damage than opening the files does
     return Bundle(prefix)

@@ -102,7 +102,7 @@ def test_commands_that_score_know_it(run, tmp_path):
         assert list(rows[0])[-3:] == ['score', 'score_std', 'kl']
     results = succeed(f'evaluate {folder}/run --queries 2 --samples 64 --judge {folder}/run')
     assert 'reward model' in results.stdout and 'judge' in results.stdout
-    with pytest.raises(UserError, match="is of encoding .*, not 'test'"):
+    with pytest.raises(UserError, match="has the encoding .*, not 'test'"):
         loading.load_judge(f'{folder}/run', encodings.Test, TaskHParams())
 
 

@@ -206,7 +206,7 @@ def test_mistakes_of_the_report_are_one_line(reward_model, tmp_path):
     assert error(f'--reward {tmp_path}#good').startswith(f'--reward good: {tmp_path} is no')
     make_folder(tmp_path / 'letters', 2)
     words = f'labels {tmp_path}/letters --reward {reward_model[0]}'
-    assert "is of encoding 'reviews', not 'test'" in error_of(invoke(words))
+    assert "has the encoding 'reviews', not 'test'" in error_of(invoke(words))
 
 
 def test_questions_of_ones_own_and_gold_ones(tmp_path):

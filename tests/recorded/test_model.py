@@ -128,7 +128,7 @@ def test_what_the_model_refuses(build, name):
     told = f"{n_ctx + 1} tokens are more than the model's context of {n_ctx}"
     with pytest.raises(ValueError, match=told):
         outputs(net, torch.zeros(1, n_ctx + 1, dtype=torch.int64))
-    with pytest.raises(ValueError, match='row 1 has no token, only padding'):
+    with pytest.raises(ValueError, match='row 1 has only padding, no token'):
         net.mask_padding(torch.tensor([[1, 27], [27, 27]]), 27)
 
 

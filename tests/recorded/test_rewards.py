@@ -87,7 +87,7 @@ def test_a_run_directory_will_do(directory):
     [
         ({'hparams.json': {'n_vocab': 50257}}, "knows 50257 tokens, but encoding 'test' of"),
         # Even where it has as many tokens.
-        ({'hparams.json': {}, 'encoding': 'tokenizer-1'}, "is of encoding 'tokenizer-1', not"),
+        ({'hparams.json': {}, 'encoding': 'tokenizer-1'}, "has the encoding 'tokenizer-1', not"),
         ({}, r'neither it nor its reward_model/ has an hparams.json, nor is it a'),
     ],
 )

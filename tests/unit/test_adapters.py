@@ -209,7 +209,8 @@ def test_another_base_is_refused(model, tmp_path):
     assert refused.exit_code == 2 and message in refused.stderr
     shutil.rmtree(base)
     message = error_of(invoke(f'export {directory} {tmp_path}/out'))
-    assert f'{directory}/policy holds adapters of {base}, which is not on this machine' in message
+    told = f'{directory}/policy holds adapters of the model {base}, which is not on this machine'
+    assert told in message
 
 
 def test_memory_and_checkpoints_are_planned_for_adapters(model, tmp_path):
@@ -305,7 +306,7 @@ def test_an_adapter_is_what_peft_computes(tmp_path, family, says_tied, is_tied, 
     config = peft.LoraConfig(r=3, lora_alpha=5, target_modules=f'.*({layers})', **named)
     if is_tied and kind == 'tokens and head':
         # PEFT itself merges another model.
-        with pytest.raises(UserError, match='merged, it gives other outputs, by up to'):
+        with pytest.raises(UserError, match='merging it changes outputs, by up to'):
             assert_peft_computes_it(base, tmp_path / 'adapter', config)
         return
     assert_peft_computes_it(base, tmp_path / 'adapter', config, rows=4 * (kind == 'larger'))
@@ -423,7 +424,7 @@ def test_an_adapter_is_no_reward_model(tmp_path):
     head = {'base_model.model.score.weight': torch.ones(1, 32)}
     directory = adapter(model, tmp_path / 'adapter', head, task_type='SEQ_CLS')
     (tmp_path / 'texts.jsonl').write_text('{"query": "a", "response": "b"}')
-    told = f'{directory} is an adapter, which no reward is read from: merge it'
+    told = f'{directory} is an adapter, not a reward model: merge it'
     assert told in error_of(invoke(f'score {directory} {tmp_path}/texts.jsonl'))
 
 
@@ -434,11 +435,11 @@ HOSTILE = {
     'other layer': (
         {'base_model.model.x.lora_A.weight': torch.ones(2)},
         {},
-        'not fit its base: base_model.model.x',
+        'not fit its base model: base_model.model.x',
     ),
     'missing': ({}, {'target_modules': ['up_proj', 'q_proj']}, 'more: save it again'),
     'no kind': ({}, {'peft_type': 3}, 'does not describe adapters'),
-    'kind': ({}, {'peft_type': 'PREFIX_TUNING'}, 'of the kind PREFIX_TUNING cannot be merged'),
+    'kind': ({}, {'peft_type': 'PREFIX_TUNING'}, 'of type PREFIX_TUNING cannot be merged'),
     'import': ({}, {'megatron_config': {'a': 1}, 'megatron_core': 'this'}, 'megatron_config'),
     'no pattern': ({}, {'alpha_pattern': {'(': 4}}, 'PEFT cannot merge it: '),
     'endless': ({}, {'rank_pattern': {'([a-z0-9_.]+)+!': 4}}, 'a pattern that may take for ever'),

@@ -84,7 +84,7 @@ def assert_gradients_ignore_padding(network):
 @pytest.mark.parametrize(
     'family, told',
     [
-        ('bloom', 'they cannot compute with positions, a mask or a cache that are given ('),
+        ('bloom', 'they cannot compute with given positions, a given mask or a given cache ('),
         ('mpt', 'their positions cannot be set from outside, as padding needs'),
         ('gemma2', 'their logits are not the product of the last hidden state with an output'),
     ],
@@ -122,7 +122,7 @@ def test_a_longer_context_by_longrope_is_not_used():
         ({'model_type': 'rwkv'}, 'the family rwkv are not supported: they have no attention'),
         (
             {'model_type': 'gemma3', 'text_config': {'num_hidden_layers': 2}},
-            r'is of a multimodal model \(gemma3\): only .* is taken, as gemma3_text is',
+            r'a multimodal model \(gemma3\): only .* are supported: use a published gemma3_text',
         ),
     ],
 )

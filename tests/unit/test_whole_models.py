@@ -141,7 +141,7 @@ def test_a_tensor_without_a_place_is_named(tmp_path, family, name):
     add(directory, {name: torch.ones(32)})
     with pytest.raises(UserError) as e:
         TrainedModel(str(directory)).build(scope='policy')
-    assert str(e.value) == f'{directory} has tensors without a place: {name}'
+    assert str(e.value) == f'{directory} has tensors that do not fit: {name}'
 
 
 def test_an_index_of_an_earlier_save_is_not_followed(tmp_path):

@@ -16,7 +16,7 @@ A, B = 'lora_A', 'lora_B'  # PEFT's names for the parameters of an adapted layer
 
 
 class Adapted(nn.Module):
-    """Layer that adds scale * B A x to its outputs; float32 A (rank, inputs), B (outputs, rank)."""
+    """Layer that adds scale * B A x to its outputs; A (rank, inputs) and B (outputs, rank)."""
 
     weight: nn.Parameter
     lora_A: nn.Parameter
@@ -49,7 +49,7 @@ class Adapted(nn.Module):
 
 
 class AdaptedLinear(Adapted, Linear):
-    """A linear layer of transformers with an adapter."""
+    """Linear layer of a transformers model, with an adapter."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Map `input (..., inputs)` to (..., outputs)."""
@@ -58,7 +58,7 @@ class AdaptedLinear(Adapted, Linear):
 
 
 class AdaptedProjection(Adapted, Projection):
-    """A projection of GPT-2 with an adapter."""
+    """Projection of GPT-2, with an adapter."""
 
     def forward(self, x: torch.Tensor, *, gelu: bool = False) -> torch.Tensor:
         """Map `x (n, inputs)` to (n, outputs). gelu: whether to apply GELU to the result."""
@@ -81,7 +81,7 @@ def _rounded(x: torch.Tensor) -> torch.Tensor:
 
 
 def attach(network: Network, options: LoraHParams) -> None:
-    """Add an uninitialised adapter to each linear layer; UserError if there is none."""
+    """Add an uninitialised adapter to each linear layer; UserError if there is no such layer."""
     linear: list[Any] = [each for each in network.modules() if type(each) in _ADAPTED]
     if not linear:
         raise UserError('--task.policy.lora: the model has no linear layers that take adapters')
@@ -99,8 +99,8 @@ def reset(network: nn.Module) -> None:
 @torch.no_grad()
 def reduce(network: Network) -> None:
     """Convert weights and biases of linear layers to bfloat16, as autocast would at each use."""
-    # A first pass decides `takes_rows` by comparing outputs, while the weights are exact.
-    with precision.plain():  # without prepacked copies of the weights
+    # Run the network once now: `takes_rows` is decided by comparing outputs of exact weights.
+    with precision.plain():  # no prepacked copies of weights that are about to change
         network.hidden(torch.zeros(1, 1, dtype=torch.int64))
     for layer in network.modules():
         if type(layer) in _ADAPTED:

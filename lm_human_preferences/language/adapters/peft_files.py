@@ -1,4 +1,4 @@
-"""PEFT directories: reading adapters that PEFT saved (PEFT merges them), and writing our own."""
+"""Adapters in PEFT's format: merge saved ones into their base model, and save our own."""
 
 import os
 import re
@@ -25,20 +25,20 @@ from lm_human_preferences.language.weights import (
 from lm_human_preferences.training.model_sizes import is_model
 
 CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
-PREFIX = 'base_model.model.'  # prefix of tensors' names
-ROWS = 'token_adapter.trainable_tokens_delta'  # in names of tensors with embedding rows
+PREFIX = 'base_model.model.'  # prefix of tensor names in PEFT's files
+ROWS = 'token_adapter.trainable_tokens_delta'  # in the names of tensors with embedding rows
 _TABLE = re.compile(
     rf'((?P<output>{OUTPUT_LAYER.pattern})|{EMBEDDING_LAYER.pattern})'
     r'\.((base_layer\.)?(?P<whole>weight)$)?'
 )
-SAVED = 'modules_to_save.'  # if the vocabulary grew, a layer is saved with this in its name, too
-# Advice for adapters that were saved without some weights, or inside a wrapper such as DDP.
+SAVED = 'modules_to_save.'  # PEFT saves a second copy, with this name, of a layer that grew
+# Advice if weights are missing, or if the adapter was saved inside a wrapper such as DDP.
 _AGAIN = (
     'save it again by `save_pretrained` of the PEFT model, unwrapped; under DeepSpeed ZeRO-3 gather'
     ' its weights first'
 )
-TOLERANCE = 1e-4  # difference that merging may make, relative to the largest logit
-MOST_REPEATS = 5  # repetitions in a pattern for names of layers; with 8, one name takes 15 s
+TOLERANCE = 1e-4  # largest change of a logit by merging, relative to the largest logit
+MOST_REPEATS = 5  # repetitions in a regex for layer names; with 8, matching one name takes 15 s
 _OF_PROMPTS = ('PROMPT_TUNING', 'MULTITASK_PROMPT_TUNING', 'P_TUNING', 'PREFIX_TUNING')
 
 
@@ -54,36 +54,36 @@ def merged(directory: str, model: Any) -> Any:
     import peft  # takes seconds to import
 
     with explained(path, ': PEFT cannot merge it'):
-        warnings.simplefilter('ignore')  # we check below for what PEFT warns of
+        warnings.simplefilter('ignore')  # the checks below turn PEFT's warnings into errors
         if 'vocab_size' in changes:
             model.resize_token_embeddings(changes['vocab_size'], mean_resizing=False)
         adapted = peft.PeftModel.from_pretrained(model, folder).eval()
         found: Any = peft.set_peft_model_state_dict(adapted, tensors)
         wrong = _without_place(adapted, tensors, found)
         if wrong:
-            raise UserError(f'{path}: these do not fit its base: {listed(wrong)}: {_AGAIN}')
-        # PEFT does not notice if the merged model computes something else, so we compare logits.
+            raise UserError(f'{path}: tensors do not fit its base model: {listed(wrong)}: {_AGAIN}')
+        # Compare logits: PEFT does not notice if the merged model computes something else.
         table = model.get_input_embeddings().weight
         tokens = torch.arange(8, device=table.device).unsqueeze(0) % len(table)
         expected = adapted(input_ids=tokens).logits
         if changes:
-            _untie(adapted)  # else merging changes two tied tables, though the adapter changes one
-        whole: Any = adapted.merge_and_unload(safe_merge=True)  # safe: NaN is an error
+            _untie(adapted)  # else merging would change both tied layers, not only the adapted one
+        whole: Any = adapted.merge_and_unload(safe_merge=True)  # safe_merge: NaN is an error
         difference = (whole(input_ids=tokens).logits - expected).abs().max()
-    # `not ... <=` and not `>`: NaN fails, too.
+    # `not ... <=` instead of `>`, so that NaN fails, too.
     if not difference <= TOLERANCE * expected.abs().max():
-        raise UserError(f'{path}: merged, it gives other outputs, by up to {difference:.3g}')
+        raise UserError(f'{path}: merging it changes outputs, by up to {difference:.3g}')
     return whole
 
 
 def _without_place(adapted: Any, tensors: dict[str, torch.Tensor], found: Any) -> list[str]:
-    """Return the names of tensors that have no place in the model, and of missing tensors.
+    """Return the names of tensors without a place in the model, and of missing tensors.
 
-    found: the keys that PEFT named missing and unexpected when it loaded the tensors.
+    found: PEFT's result of loading the tensors, with its missing_keys and unexpected_keys.
     """
     state, missing = adapted.state_dict(), set(found.missing_keys)
     loaded = {each.data_ptr() for name, each in state.items() if name not in missing}
-    own = {name for name in missing if '.default' in name}  # of the adapter, not of the base
+    own = {name for name in missing if '.default' in name}  # the adapter's names, not the base's
     lacking = {name for name in own if state[name].data_ptr() not in loaded}
     twins = {name for name in tensors if SAVED in name and name.replace(SAVED, '') in tensors}
     return sorted(lacking | (set(found.unexpected_keys) - twins))
@@ -99,7 +99,7 @@ def _untie(model: Any) -> None:
 
 
 def check_patterns(directory: str) -> None:
-    """Raise UserError for a pattern that may take for ever, as `([a-z]+)+!` does."""
+    """Raise UserError if a regex in an adapter's config may never finish, as `([a-z]+)+!` does."""
     for setting, value in read_config(directory).items():
         if not value or not setting.endswith(('_pattern', '_modules', '_parameters')):
             continue
@@ -113,7 +113,7 @@ def check_patterns(directory: str) -> None:
 
 
 def changes_of(directory: str) -> dict[str, Any]:
-    """Return {setting: value} of the base's config.json that an adapter changes.
+    """Return {setting: new value} for settings in the base's config.json that an adapter changes.
 
     An adapter may untie the output layer from the embedding, and add tokens to the vocabulary.
     """
@@ -143,8 +143,8 @@ def read_config(directory: str) -> dict[str, Any]:
     if not isinstance(config, dict) or not isinstance(config.get('peft_type'), str):
         raise UserError(f'{path} is damaged: it does not describe adapters')
     if config['peft_type'] in _OF_PROMPTS:
-        raise UserError(f'{path}: adapters of the kind {config["peft_type"]} cannot be merged')
-    if config.get('megatron_config'):  # it names code that PEFT would run
+        raise UserError(f'{path}: adapters of type {config["peft_type"]} cannot be merged')
+    if config.get('megatron_config'):  # names code that PEFT would run
         raise UserError(f'{path}: adapters with megatron_config are not supported')
     return config
 
@@ -163,11 +163,11 @@ def base_of(directory: str) -> str:
 
 
 def write(directory: str, saved: Any, scope: str, base_of: Callable[[Record], str]) -> str:
-    """Save the adapters of a language model in PEFT's format; UserError if it has none.
+    """Save a language model's adapters in PEFT's format; UserError if it has none.
 
-    base_of: returns the path or hf://ORG/NAME@COMMIT of a base that PEFT can load.
+    base_of: returns the path or hf://ORG/NAME@COMMIT of a base model that PEFT can load.
 
-    Return the path of the base, or its name on the hub.
+    Return the path of the base model, or its name on the hub.
     """
     from safetensors.torch import save_file
 

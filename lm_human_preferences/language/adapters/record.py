@@ -1,4 +1,4 @@
-"""Record beside a checkpoint of adapters, and weights of its base with the adapters merged."""
+"""File that says which base model and options adapters have, and weights with adapters merged."""
 
 import dataclasses
 import os
@@ -23,7 +23,7 @@ _SCHEMA = {'base': str, 'digest': str, 'transposed': bool, 'adapters': dict}
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """Base of adapters (path or URL, digest of its parameters) and {scope: adapter options}."""
+    """Base model (path or URL, digest of its parameters) and {scope: options of its adapters}."""
 
     base: str
     digest: str
@@ -41,12 +41,12 @@ class Record:
 
 
 def without_number(scope: str) -> str:
-    """Return a network's scope without its number in an ensemble of reward models."""
+    """Return a network's scope without the number of the reward model in its ensemble."""
     return re.sub(r'_\d+$', '', scope)
 
 
 def read(directory: str | None) -> Record | None:
-    """Return the record in a model's directory; None if there is no record."""
+    """Return the record in a model's directory; None without a file; UserError if damaged."""
     if directory is None:
         return None
     path = storage.join(directory, ADAPTER)
@@ -65,18 +65,18 @@ def read(directory: str | None) -> Record | None:
 
 
 def base_of(directory: str, record: Record) -> str:
-    """Return the path of the base of the model in `directory`; UserError if it is not there."""
+    """Return the path or URL of the base model of `record`; UserError if the path is missing."""
     if storage.is_remote(record.base) or os.path.exists(record.base):
         return record.base
     raise UserError(
-        f'{directory} holds adapters of {record.base}, which is not on this machine: put the model'
-        ' there'
+        f'{directory} holds adapters of the model {record.base}, which is not on this machine: copy'
+        ' the model there'
     )
 
 
 @dataclasses.dataclass(eq=False)
 class AdaptedWeights(Weights):
-    """Weights W + alpha / rank * B A: W from the base, A and B from the checkpoint `own`."""
+    """Weights W + alpha / rank * B A. W: the base model's; A, B: from the checkpoint `own`."""
 
     _own: CheckpointWeights
     _base: Weights
@@ -103,7 +103,7 @@ class AdaptedWeights(Weights):
 
     @torch.no_grad()
     def load(self, name: str, parameter: torch.Tensor) -> None:
-        """Copy a tensor into `parameter`, merged with its adapter: see Weights."""
+        """Copy a tensor, merged with its adapter if it has one, into `parameter`: see Weights."""
         if name in self._own:
             self._own.load(name, parameter)
             return
@@ -126,7 +126,7 @@ class AdaptedWeights(Weights):
 
 
 def merged(own: CheckpointWeights, directory: str, open_model: Callable[[str], Any]) -> Weights:
-    """Return a model's `own` weights; if they are adapters, merge them into their base."""
+    """Return a model's `own` weights; if they are adapters, merged with their base model's."""
     of_base = read(directory)
     if of_base is None:
         return own

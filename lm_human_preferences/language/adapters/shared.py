@@ -1,4 +1,4 @@
-"""Base model of LoRA trainings: one frozen copy of its parameters, shared by all networks."""
+"""Base model of a training with LoRA: all networks share one frozen copy of its parameters."""
 
 import copy
 import os
@@ -39,7 +39,7 @@ class SharedBase(TrainedModel):
         self.digest: str = comm.all_gather_object(digest_of(self.parameters))[0]
 
     def create(self, scalar_heads: Iterable[str], scope: str = '') -> Network:
-        """Create a network on the shared parameters, with the uninitialised adapters of `scope`."""
+        """Create a network on the shared parameters. Adapters of `scope` are uninitialised."""
         return self._create(scalar_heads, self.adapters.get(scope))
 
     def _create(self, scalar_heads: Iterable[str], options: LoraHParams | None) -> Network:
@@ -53,7 +53,7 @@ class SharedBase(TrainedModel):
         return network
 
     def create_like(self, saved: TrainedModel, scalar_heads: Iterable[str], scope: str) -> Network:
-        """Create a network to load `saved` into, on this base if `saved` has adapters for it."""
+        """Create a network to load `saved` into; shares this base if `saved` was trained on it."""
         of_saved = record.read(saved.savedir)
         if of_saved is None or of_saved.digest != self.digest:
             return saved.create(scalar_heads)
@@ -68,7 +68,7 @@ class SharedBase(TrainedModel):
         return network.initialize(self._missing)
 
     def write_files(self, directory: str) -> None:
-        """Write the model's files, and a record of the base and of the adapters' options."""
+        """Write the model's files, and a record of its base model and the adapters' options."""
         super().write_files(directory)
         assert self.savedir is not None
         base = self.savedir if storage.is_remote(self.savedir) else os.path.abspath(self.savedir)
@@ -76,7 +76,7 @@ class SharedBase(TrainedModel):
         record.Record(base, self.digest, is_transposed, self.adapters).write(directory)
 
     def check_record(self, directory: str) -> None:
-        """Raise UserError if the model in `directory` has adapters for another base."""
+        """Raise UserError if the model in `directory` has adapters for another base model."""
         recorded = record.read(directory)
         if recorded is not None and recorded.digest != self.digest:
             raise UserError(
@@ -86,13 +86,13 @@ class SharedBase(TrainedModel):
             )
 
     def reduce(self) -> None:
-        """Convert the base's linear layers to bfloat16."""
+        """Convert the base model's linear layers to bfloat16, and free the unused memory."""
         layers.reduce(self._base)
-        process.release_freed_memory()  # bfloat16 needs half of the memory
+        process.release_freed_memory()
 
 
 class Bases:
-    """Base models that a command reads once for all its trainings, such as those of an ensemble."""
+    """Base models of a command, each read once for all of its trainings, as of an ensemble."""
 
     def __init__(self) -> None:
         self._read: dict[Any, SharedBase] = {}
@@ -105,9 +105,9 @@ class Bases:
         network: str,
         comm: Comm,
     ) -> TrainedModel:
-        """Return `model`, as a SharedBase if there are adapters.
+        """Return `model`; as a SharedBase if `adapters` is not empty.
 
-        run: options of the training's run. network: folder of the trained network in the run.
+        run: --run options of the training. network: folder of the trained network in the run.
         """
         if not adapters:
             return model
@@ -125,7 +125,7 @@ class Bases:
 def with_learned(
     sizes: Sizes, create: Callable[[Iterable[str]], Network], adapters: Adapters
 ) -> Sizes:
-    """Set `sizes.learned` to the most parameters that any network trains, without its heads."""
+    """Set `sizes.learned` to the parameter count of the largest network's adapters; no heads."""
     for options in adapters.values():
         with torch.device('meta'):
             network = create([])

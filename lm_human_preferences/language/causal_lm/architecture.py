@@ -1,4 +1,4 @@
-"""Architecture of a model of transformers, and a check that it computes as transformers does."""
+"""Architecture of a transformers model, and a check of this program's outputs for it."""
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,16 +20,16 @@ from lm_human_preferences.language.causal_lm.sizes import TransformersSizes, siz
 from lm_human_preferences.language.weights import CAUSAL_LM
 from lm_human_preferences.training import precision
 
-TOLERANCE = 1e-3  # relative to the largest output, in float32
+TOLERANCE = 1e-3  # largest difference, relative to the largest output, in float32
 LENGTH = 12  # tokens in the test sequence
 SEED = 0
-LARGE = 1000  # factor for the output layer; makes a soft cap on logits noticeable
+LARGE = 1000  # factor that makes logits so large that a soft cap on them shows
 
 
 class CausalLM:
     """Architecture of a causal language model of transformers.
 
-    n_vocab: tokens of the encoding. changes: {setting: value} that override config.json.
+    n_vocab: number of tokens in its encoding. changes: {setting: value} that override config.json.
     """
 
     variable_names: VariableNames = OwnNames()
@@ -44,7 +44,7 @@ class CausalLM:
 
     @functools.cached_property
     def _empty(self) -> Any:
-        """Model on device `meta`, without values."""
+        """Return the model on device `meta`, so without values of parameters."""
         with explained(self.path), torch.device('meta'):
             return empty_model(self._config)
 
@@ -65,7 +65,7 @@ class CausalLM:
 
     @property
     def embedding(self) -> str:
-        """Return this program's name for the token embedding, which depends on the model family."""
+        """Return this program's parameter name for the token embedding of the model family."""
         table = self._empty.get_input_embeddings().weight
         (found,) = (name for name, each in self._empty.named_parameters() if each is table)
         return CAUSAL_LM + found
@@ -89,7 +89,7 @@ class CausalLM:
 
 
 def _check_kind(content: Any, path: str) -> None:
-    """Raise UserError unless a config.json is of a model of texts alone, with attention."""
+    """Raise UserError unless config.json describes a text-only causal model with attention."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     config = config_of(content, path)
@@ -100,8 +100,8 @@ def _check_kind(content: Any, path: str) -> None:
     text = config.get_text_config()
     if text is not config:
         raise UserError(
-            f'{path} is of a multimodal model ({config.model_type}): only a model of texts alone is'
-            f' taken, as {text.model_type} is; use one that was published as such'
+            f'{path} describes a multimodal model ({config.model_type}): only text-only models are'
+            f' supported: use a published {text.model_type} model'
         )
     if not getattr(config, 'num_attention_heads', None):
         raise UserError(
@@ -121,20 +121,20 @@ def check_network(network: TransformersNetwork, name: str, loaded: Any = None) -
     try:
         with precision.plain():
             for difference, complaint in differences(network, loaded):
-                # `not ... <=` and not `>`: NaN fails, too.
+                # `not ... <=` instead of `>`, so that NaN fails, too.
                 if not difference <= TOLERANCE:
                     raise UserError(refused + complaint)
     except UserError:
         raise
-    except Exception as e:  # any type, as the code of a model family may raise it
+    except Exception as e:  # the code of a model family may raise any type
         raise UserError(
-            f'{refused}they cannot compute with positions, a mask or a cache that are given'
+            f'{refused}they cannot compute with given positions, a given mask or a given cache'
             f' ({type(e).__name__}: {e!s:.200})'
         ) from e
 
 
 def differences(network: TransformersNetwork, loaded: Any = None) -> Iterator[tuple[float, str]]:
-    """Yield (relative error against transformers, complaint) for each way to compute outputs."""
+    """Yield (relative error against transformers, message) for each way to compute outputs."""
     sizes = network.sizes
     device = network.device
     length = min(LENGTH, sizes.n_ctx)
@@ -176,7 +176,7 @@ def differences(network: TransformersNetwork, loaded: Any = None) -> Iterator[tu
 
 
 def _large_logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
-    """Return the logits for `tokens (1, length)` with an output layer LARGE times as large."""
+    """Return logits for `tokens (1, length)` with the output layer multiplied by LARGE."""
     output_layer = model.get_output_embeddings()
     hook = output_layer.register_forward_hook(lambda _, __, given: LARGE * given)
     try:

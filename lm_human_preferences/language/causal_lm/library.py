@@ -1,4 +1,4 @@
-"""Configs, uninitialised models and weights from transformers, with one-line errors."""
+"""Configs, uninitialised models and weights from transformers; its errors become one line."""
 
 import contextlib
 import functools
@@ -25,10 +25,10 @@ from lm_human_preferences.language.weights import (
 )
 
 MOST_LAYERS = 1000  # a config.json with more is refused
-_NUMBER_OF_LAYERS = re.compile('(layers?|blocks?)$')  # the ends of such keys in a config.json
-# Keys ignored in a config.json: this program sets dtype and attention, and runs no foreign code.
+_NUMBER_OF_LAYERS = re.compile('(layers?|blocks?)$')  # matches the keys for it in config.json
+# Ignored keys of config.json: this program sets dtype and attention, and runs no foreign code.
 _OURS_TO_SAY = ('auto_map', '_attn_implementation', 'attn_implementation', 'torch_dtype', 'dtype')
-# For one thread at a time: no_init_weights and a restored random generator affect all threads.
+# Held by one thread at a time: no_init_weights and restoring the generator affect all threads.
 _one_at_a_time = threading.RLock()
 
 
@@ -41,25 +41,25 @@ def explained(
     The random generator and the warning filters are restored afterwards. problem: text of the
     message after the path.
     """
-    # Outside the try below, as a failing import is not a fault of the model's files.
+    # Imported outside the `try`: a failing import is not a fault of the model's files.
     import transformers.modeling_utils
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
         with _one_at_a_time, torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            # No warning is needed: the sizes of such a model are refused later.
+            # Models with zero-sized tensors need no warning: they are refused later.
             warnings.filterwarnings('ignore', 'Initializing zero-element tensors')
             yield
     except UserError:
         raise
-    except Exception as e:  # any type, as a file may hold any values
+    except Exception as e:  # a file may hold any values, so any type may be raised
         reason = ' '.join(str(e).split())
         raise UserError(f'{path}{problem}: {reason:.300}') from e
 
 
 def config_of(content: Any, path: str) -> Any:
-    """Return transformers' config for a config.json, with dropout 0; UserError if it is invalid."""
+    """Return the content of a config.json as transformers' config, with dropout 0; or UserError."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
     with explained(path):
@@ -69,8 +69,8 @@ def config_of(content: Any, path: str) -> Any:
             raise UserError(f'{path}: transformers knows no model {family!r:.80}{code}')
         if content.get('quantization_config'):
             raise UserError(
-                f'{path} is of a quantised model, which cannot be trained: use the model that it'
-                ' was made from'
+                f'{path} describes a quantised model, which cannot be trained: use the model that'
+                ' it was made from'
             )
         for key, value in content.items():
             if _NUMBER_OF_LAYERS.search(key) and isinstance(value, int) and value > MOST_LAYERS:
@@ -90,13 +90,13 @@ def empty_model(config: Any, model_class: str = 'AutoModelForCausalLM') -> Any:
 
     with no_init_weights():
         model = getattr(transformers, model_class).from_config(config, dtype=torch.float32)
-    model.tie_weights()  # if the config says so
+    model.tie_weights()  # ties the output layer to the embedding if the config says so
     _name_constants(model)
     return model
 
 
 def _name_constants(model: Any) -> None:
-    """Turn buffers that a model saves, such as routing biases, into frozen parameters."""
+    """Turn a model's saved buffers, such as routing biases, into frozen parameters."""
     saved = model.state_dict().keys()
     for name, buffer in list(model.named_buffers()):
         if name in saved and buffer.is_floating_point():
@@ -107,7 +107,7 @@ def _name_constants(model: Any) -> None:
 
 
 class LibraryWeights(Weights):
-    """Weights of a transformers model that is loaded when needed, by this program's names."""
+    """Weights of a transformers model, under this program's names; loaded at their first use."""
 
     def __init__(self, path: str, load_model: Callable[[], Any]) -> None:
         self.path = path
@@ -115,7 +115,7 @@ class LibraryWeights(Weights):
 
     @functools.cached_property
     def model(self) -> Any:
-        """Return the model in float32; UserError unless all weights fit."""
+        """Return the loaded model in float32; UserError unless all its weights fit."""
         return self._load_model()
 
     def __contains__(self, name: object) -> bool:
@@ -129,7 +129,7 @@ class LibraryWeights(Weights):
         copy_value(value.numpy(), parameter.detach(), f'{self.path}: {self.name_of(name)}')
 
     def unread(self, names: Collection[str]) -> list[str]:
-        """Return the parameters not in `names`; a tied output layer counts as the embedding."""
+        """Return the model's parameters not in `names`; a tied output layer is not listed."""
         read = {self.name_of(name) for name in names}
         return [name for name, _ in self.model.named_parameters() if name not in read]
 
@@ -139,7 +139,7 @@ class LibraryWeights(Weights):
 
 
 class PretrainedWeights(LibraryWeights):
-    """Safetensors loaded by transformers' `model_class`, which converts old names of tensors."""
+    """Weights in safetensors, loaded by transformers' `model_class`, which knows old names."""
 
     def __init__(
         self, directory: str, config: Any, model_class: str = 'AutoModelForCausalLM'
@@ -167,7 +167,7 @@ class PretrainedWeights(LibraryWeights):
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # an error below
+                ignore_mismatched_sizes=True,  # reported as a UserError below
                 dtype=torch.float32,
             )
         model, found = loaded

@@ -1,4 +1,4 @@
-"""A causal language model of transformers as a Network: parameters keep their values and names."""
+"""Network around a causal language model of transformers, with the model's own parameters."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,11 +16,11 @@ from lm_human_preferences.training import precision
 from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.core import index_each
 
-ROWS_TOLERANCE = 1e-3  # relative to the largest output, in float32
+ROWS_TOLERANCE = 1e-3  # largest difference, relative to the largest output, in float32
 
 
 class OwnNames:
-    """VariableNames: transformers' own for its parameters, and ours for all other tensors."""
+    """Names in checkpoints: transformers' names for its parameters, ours for other tensors."""
 
     def name_of(self, name: str) -> str:
         """Map 'policy/causal_lm.model.norm.weight' to 'policy/model.norm.weight'."""
@@ -34,7 +34,7 @@ class OwnNames:
 
 
 class TransformersCache:
-    """Keys and values of the tokens so far, in transformers' own cache."""
+    """Attention keys and values in transformers' own cache. length: number of cached tokens."""
 
     def __init__(self, config: Any) -> None:
         from transformers import DynamicCache
@@ -48,7 +48,7 @@ class TransformersCache:
 
 
 class TransformersNetwork(Network):
-    """A model of AutoModelForCausalLM without dropout, cut to the tokens of its encoding."""
+    """Model of AutoModelForCausalLM, without dropout. Logits are cut to the encoding's tokens."""
 
     variable_names: VariableNames = OwnNames()
 
@@ -56,26 +56,26 @@ class TransformersNetwork(Network):
         super().__init__(sizes)
         self.causal_lm = causal_lm.eval()
         config = causal_lm.config
-        scale = getattr(config, 'logit_scale', None)  # architecture.py checks the logits
+        scale = getattr(config, 'logit_scale', None)  # check_network tests the logits
         self.logit_scale = scale or 1 / getattr(config, 'logits_scaling', 1)
         self._layers = _checkpointed_layers(causal_lm)
-        # Whether rows.py computes what the model does; None: not tried, as no weights are loaded.
+        # takes_rows: whether the fast pass of rows.py is exact; None until weights are loaded
         self.takes_rows: bool | None = None if fast_pass.prepare(causal_lm) else False
         constants = [name for name, each in self.named_parameters() if not each.requires_grad]
         self.constants = frozenset(constants)
         self.add_heads(scalar_heads)
 
     def train(self, mode: bool = True) -> Self:
-        """Do nothing: models are trained without dropout."""
+        """Ignore `mode` and return self: models are trained without dropout."""
         return self
 
     def outputs(self, tokens: torch.Tensor, positions: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Return outputs: see Network. By rows, the last layer leaves out unread tokens."""
+        """Return outputs: see Network. The fast pass skips unread tokens in the last layer."""
         takes_rows = self._computes_by_rows()
         recomputes = self.gradient_checkpointing and torch.is_grad_enabled()
         for layer in self._layers:
-            # A layer of transformers reads its `training` only to decide whether to recompute. In
-            # the modules inside it, `training` stays False, so that there is no dropout.
+            # A layer of transformers uses its own `training` only to decide whether to recompute.
+            # `training` stays False in the modules inside the layer, so that there is no dropout.
             layer.training = recomputes
         model, cache, kept = self.causal_lm.base_model, rows.cache, rows.kept
         with precision.autocast(tokens.device), _noted(self.causal_lm, kept):
@@ -97,7 +97,7 @@ class TransformersNetwork(Network):
                     kept.states[block] = rows.wanted(states[0])
                 else:
                     kept.states[block] = index_each(states, rows.read).flatten(0, 1)
-        # In float32, like the logits and values that are computed from these outputs.
+        # Outputs are float32, like the logits and values computed from them.
         h = h.float()
         if rows.read is None or takes_rows:
             return h
@@ -109,14 +109,14 @@ class TransformersNetwork(Network):
         return TransformersCache(self.causal_lm.config)
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
-        """Return logits: see Network. The whole table is used, as a slice has no prepacked copy."""
+        """Return logits: see Network. A slice of the table would have no prepacked copy."""
         table = self.causal_lm.get_output_embeddings().weight
         logits = precision.logits(self.scaled(h), table)[..., : self.sizes.n_vocab]
         _, bias = self.output_layer()
         return logits if bias is None else logits + bias
 
     def output_layer(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return weight and bias of the encoding's tokens alone: see Network."""
+        """Return the output layer's rows for tokens of the encoding: see Network."""
         layer = self.causal_lm.get_output_embeddings()
         n_vocab = self.sizes.n_vocab
         if len(layer.weight) == n_vocab:
@@ -125,7 +125,7 @@ class TransformersNetwork(Network):
 
     def takes_row_of(self, columns: int) -> bool:
         """Return whether completions may share a row: see Network."""
-        # The model's own attention may be limited to a number of columns, as in GPT-Neo.
+        # Attention of some models, such as GPT-Neo, only works up to a number of columns.
         return columns <= self.sizes.n_ctx or self._computes_by_rows()
 
     def _computes_by_rows(self) -> bool:
@@ -136,22 +136,22 @@ class TransformersNetwork(Network):
 
 @torch.no_grad()
 def rows_are_exact(network: TransformersNetwork) -> bool:
-    """Return whether outputs by rows equal those of transformers' own forward pass, in float32."""
+    """Return whether the fast pass (rows.py) has the outputs of transformers' own, in float32."""
     try:
         with precision.plain():
             by_rows, own = (_short_outputs(network, takes_rows) for takes_rows in (True, False))
-    except Exception:  # any type, as the code of a model family may raise it
+    except Exception:  # the code of a model family may raise any type
         return False
     return bool((by_rows - own).abs().max() <= ROWS_TOLERANCE * own.abs().max())
 
 
 def _short_outputs(network: TransformersNetwork, takes_rows: bool) -> torch.Tensor:
-    """Return outputs for two short padded sequences; the last token is computed with a cache."""
+    """Return outputs for two short padded sequences, whose last token is computed with a cache."""
     device = network.device
     tokens = torch.arange(10).reshape(2, 5) % network.sizes.n_vocab
     mask = torch.ones(2, 5, dtype=torch.bool)
     mask[0, 2] = mask[1, 0] = False
-    columns = torch.arange(2, 4, device=device)  # after both rows' first real token
+    columns = torch.arange(2, 4, device=device)  # both rows have a real token before these
     network.takes_rows = takes_rows
     cache = network.new_cache(5)
     first = network.hidden(tokens[:, :4], mask[:, :4], cache, columns)
@@ -168,7 +168,7 @@ def _noted(causal_lm: Any, kept: BlockInputs | None) -> Iterator[None]:
                 assert kept is not None
                 kept.states[number] = args[0] if args else kwargs['hidden_states']
 
-            # Before the other hook of the last block, which changes its arguments
+            # prepend: the last block has another hook, which changes its arguments.
             block = blocks_of(causal_lm)[number]
             hook = block.register_forward_pre_hook(note, prepend=True, with_kwargs=True)
             stack.callback(hook.remove)
@@ -176,7 +176,7 @@ def _noted(causal_lm: Any, kept: BlockInputs | None) -> Iterator[None]:
 
 
 def _checkpointed_layers(causal_lm: Any) -> list[Any]:
-    """Return the layers that can recompute in a backward pass, after enabling this."""
+    """Enable gradient checkpointing, and return the layers that support it."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     if causal_lm.supports_gradient_checkpointing:

@@ -1,4 +1,4 @@
-"""Fast forward pass of a transformers model: real tokens as one row, our attention and cache.
+"""Fast forward pass of a transformers model: no padding, and our own attention and cache.
 
 All layers but attention treat tokens separately, so real tokens of all rows can be passed to them
 as one row. For attention, we implement transformers' AttentionInterface, and pass it the layout of
@@ -21,21 +21,21 @@ from lm_human_preferences.language.network import Linear
 from lm_human_preferences.training import precision
 
 OUR_ATTENTION = 'lm_human_preferences'
-OWN_ATTENTION = 'sdpa'  # models with this can take ours: neither has soft caps or sinks
+OWN_ATTENTION = 'sdpa'  # ours can only replace this one: neither has soft caps or sinks
 
 
 @dataclass(frozen=True)
 class LayerRows(Rows):
-    """Rows as they are passed to the layers of a model."""
+    """Rows as an argument of a transformers model's layers."""
 
-    read_last: torch.Tensor | None = None  # columns (batch, n) that the last layer computes
-    stops: bool = False  # whether to stop the layer at its attention
-    # Keys and values of all tokens, for the second run of the last layer, with the tokens to read
+    read_last: torch.Tensor | None = None  # (batch, n) columns of the last layer's outputs
+    stops: bool = False  # whether attention raises _StoppedError, which ends the layer
+    # The last layer runs a second time, on fewer tokens, with these keys and values of all tokens.
     all_keys_values: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 class _StoppedError(Exception):
-    """Exception that stops a layer at its attention, with the keys and values of all tokens."""
+    """Exception that ends a layer at its attention; holds the keys and values of all tokens."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class _StoppedError(Exception):
 
 
 def prepare(causal_lm: Any) -> bool:
-    """Set the model up to compute by rows if called with `rows`; return False if it cannot."""
+    """Prepare the model to take the argument `rows`; return False if it does not support that."""
     for module in causal_lm.base_model.modules():
         if type(module) is nn.Linear:
             module.__class__ = Linear
@@ -54,7 +54,7 @@ def prepare(causal_lm: Any) -> bool:
 
 
 def _take_attention(model: Any) -> bool:
-    """Set the model up for our attention; return False if it cannot take it."""
+    """Replace the model's attention by ours; return False if the model does not support that."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     own = model.get_correct_attn_implementation(None)
@@ -72,7 +72,7 @@ def outputs(
     positions: torch.Tensor,
     rows: Rows,
 ) -> torch.Tensor:
-    """Return hidden states (batch, length, n_embd); (batch, n, n_embd) at `rows.read`, if set."""
+    """Return hidden states (batch, length, n_embd), or (batch, n, n_embd) if `rows.read` is set."""
     unpadding = rows.unpadding
     h = model(
         input_ids=unpadding.unpad(tokens).unsqueeze(0),
@@ -89,7 +89,7 @@ def outputs(
 def _go_on_where_it_is_read(
     layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Return the last layer's arguments for only the tokens to read; None: leave them unchanged."""
+    """Return the last layer's arguments for only the tokens to read; None to leave them as is."""
     rows = kwargs.get('rows')
     if rows is None or rows.read_last is None:
         return None
@@ -100,14 +100,14 @@ def _go_on_where_it_is_read(
     except _StoppedError as stopped:
         keys_values = stopped.keys_values
     else:
-        raise NotImplementedError('a last layer without attention')
+        raise NotImplementedError('the last layer has no attention')
     finally:
         layer.training = recomputes
     tokens = args[0].shape[1]
     last = replace(rows, read=rows.read_last)
 
     def read(value: Any) -> Any:
-        """Return an argument at only the tokens to read, if it has a value for each token."""
+        """Return a per-token argument for only the tokens to read; other arguments unchanged."""
         if isinstance(value, tuple):
             return tuple(read(part) for part in value)
         if not isinstance(value, torch.Tensor) or value.shape[:2] != (1, tokens):
@@ -140,7 +140,7 @@ def _attention(
         own = AttentionInterface()[OWN_ATTENTION]
         return own(module, query, key, value, attention_mask, scaling=scaling, **settings)
     if settings.get('position_bias') is not None:
-        raise NotImplementedError('a bias of its own for positions')
+        raise NotImplementedError('the model has a position bias of its own')
     # Rotary embeddings return float32 even under autocast to bfloat16.
     dtype = precision.autocast_dtype(query.dtype)
     q, k, v = (each[0].transpose(0, 1).to(dtype) for each in (query, key, value))
@@ -150,7 +150,7 @@ def _attention(
         q = rows.unpadding.pad(q).transpose(1, 2)
         attended = attend(q, *rows.all_keys_values, attention_mask, scaling).flatten(0, 1)
     else:
-        if attention_mask is not rows.bias:  # the model family made its own mask
+        if attention_mask is not rows.bias:  # the model replaced the mask by its own
             rows = replace(rows, bias=attention_mask, is_causal=False)
         attended = rows.attend(module.layer_idx, q, k, v, scaling)
     return attended.unflatten(-1, (query.shape[1], -1)).unsqueeze(0), None

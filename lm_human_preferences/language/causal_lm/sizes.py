@@ -1,4 +1,4 @@
-"""Sizes of a model of transformers, from its config.json."""
+"""Sizes of a transformers model, from its config.json."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from torch import nn
 from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.hyperparams import option
 
-UNKNOWN_LENGTH = 2048  # for a config without a length: such models embed no positions
+UNKNOWN_LENGTH = 2048  # context of models whose config has none, as they embed no positions
 
 
 @dataclass
@@ -24,7 +24,7 @@ class TransformersSizes(Sizes):
 
 
 def sizes_of(causal_lm: Any, n_vocab: int) -> TransformersSizes:
-    """Return the sizes of a model, even on device `meta`. n_vocab: tokens of its encoding."""
+    """Return the sizes of a model on any device, even `meta`. n_vocab: tokens in its encoding."""
     config = causal_lm.config
     return TransformersSizes(
         family=config.model_type,
@@ -39,19 +39,19 @@ def sizes_of(causal_lm: Any, n_vocab: int) -> TransformersSizes:
 
 
 def _kept_numbers(causal_lm: Any) -> int:
-    """Count the inputs and outputs, per token, of a block's norms and products with weights."""
+    """Return the number of values per token that a block's norms and matmuls read and write."""
     config = causal_lm.config
     chosen = getattr(config, 'num_experts_per_tok', None) or 1
     numbers = 4 * config.hidden_size
     for weight in blocks_of(causal_lm)[0].parameters():
         if weight.ndim > 1:
-            times = chosen if weight.ndim > 2 else 1  # it stacks the weights of all experts
+            times = chosen if weight.ndim > 2 else 1  # 3 dimensions: weights of all experts
             numbers += times * sum(weight.shape[-2:])
     return numbers
 
 
 def blocks_of(causal_lm: Any) -> list[nn.Module]:
-    """Return a model's blocks: its first ModuleList of num_hidden_layers modules, if any."""
+    """Return a model's blocks: the first ModuleList of num_hidden_layers modules, or all as one."""
     count = causal_lm.config.num_hidden_layers
     for module in causal_lm.base_model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -66,7 +66,7 @@ def longest(config: Any) -> int:
     parameters: dict[str, Any] = getattr(config, 'rope_parameters', None) or {}
     by_kind_of_layer = [each for each in parameters.values() if isinstance(each, dict)]
     for rotation in [parameters, *by_kind_of_layer]:
-        if rotation.get('rope_type') == 'longrope':  # rotations depend on the longest row
+        if rotation.get('rope_type') == 'longrope':  # rotations change with the longest row
             lengths.append(rotation['original_max_position_embeddings'])
     known = [length for length in lengths if isinstance(length, int) and length > 0]
     return min(known, default=UNKNOWN_LENGTH)

@@ -1,1 +1,1 @@
-"""Reward models as transformers' sequence classifiers: the network, and its tokeniser."""
+"""Export to transformers: reward models as sequence classifiers, their tokenisers, and checks."""

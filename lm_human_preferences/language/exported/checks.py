@@ -1,4 +1,4 @@
-"""Checks of an export: loaded by transformers as its card says, it must compute the same."""
+"""Checks that transformers, loading an exported model as its card says, computes the same."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,9 +7,9 @@ import torch
 
 from lm_human_preferences.errors import UserError
 
-# Texts of the checks, in words that every encoding has
+# Every encoding has the words of these texts.
 QUERY, RESPONSE = 'the film was', ' good'
-TOLERANCE = 1e-3  # relative to the largest expected number
+TOLERANCE = 1e-3  # largest difference, relative to the largest expected number
 
 
 def tokens_of(directory: str, text: Any, folder: str = '') -> list[int]:
@@ -23,7 +23,7 @@ def tokens_of(directory: str, text: Any, folder: str = '') -> list[int]:
 
 
 def check_tokens(directory: str, found: Sequence[int], expected: Sequence[int]) -> None:
-    """Raise UserError unless transformers' tokens `found` of a text are the `expected` ones."""
+    """Raise UserError unless transformers' token ids for a text, `found`, equal `expected`."""
     if list(found) != list(expected):
         raise UserError(
             f'{directory}: transformers encodes a text as {list(found)!r:.80}, but the training'
@@ -66,7 +66,7 @@ def scores_of(directory: str, tokens: Sequence[int]) -> torch.Tensor:
 def check_numbers(directory: str, found: torch.Tensor, expected: torch.Tensor) -> None:
     """Raise UserError unless outputs `found` of the exported model are close to `expected`."""
     difference = (found.cpu() - expected.cpu()).abs().max()
-    # `not ... <=` and not `>`: NaN fails, too.
+    # `not ... <=` instead of `>`, so that NaN fails, too.
     if not difference <= TOLERANCE * expected.abs().max().clamp(min=1):
         raise UserError(
             f'{directory}: transformers loads another model than was exported, with outputs that'

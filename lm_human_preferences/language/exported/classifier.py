@@ -1,4 +1,4 @@
-"""Reward models as sequence classifiers of transformers, with one label: the reward."""
+"""Reward models as transformers' sequence classifiers with a single label, the reward."""
 
 from typing import Any, NamedTuple, Self
 
@@ -9,7 +9,7 @@ from lm_human_preferences.language.causal_lm.library import empty_model
 
 
 class RewardHead(NamedTuple):
-    """Linear reward head, weight . h + constant; the gain is included in weight (n_embd,)."""
+    """Linear reward head weight . h + constant, weight (n_embd,); the gain is multiplied in."""
 
     weight: torch.Tensor
     constant: float
@@ -24,7 +24,7 @@ class RewardHead(NamedTuple):
 
 @torch.no_grad()
 def classifier_of(causal_lm: Any, head: RewardHead, n_vocab: int, name: str) -> Any:
-    """Return a classifier of `causal_lm`'s body and `head`; UserError if transformers has none."""
+    """Return a classifier from `causal_lm`'s body and `head`; UserError if its family has none."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as KNOWN,
@@ -33,8 +33,8 @@ def classifier_of(causal_lm: Any, head: RewardHead, n_vocab: int, name: str) -> 
     family = causal_lm.config.model_type
     if family not in KNOWN:
         raise UserError(
-            f'{name} cannot be exported: transformers has no sequence classifier for models of the'
-            f' family {family}, and only that has a place for a score'
+            f'{name} cannot be exported: its reward head needs a sequence classifier, which'
+            f' transformers lacks for models of the family {family}'
         )
     settings = causal_lm.config.to_dict()
     for key in ('architectures', '_name_or_path', 'dtype', 'torch_dtype'):
@@ -61,8 +61,8 @@ def classifier_of(causal_lm: Any, head: RewardHead, n_vocab: int, name: str) -> 
         if value.data_ptr() == embedding.data_ptr() and value.shape == embedding.shape:
             padded = torch.zeros_like(target.get_input_embeddings().weight)
             padded[: len(value)] = value
-            state[key] = padded  # the rows that were added are zero
+            state[key] = padded  # rows of added tokens are zero
     target.load_state_dict(state)
     model.score.weight.copy_(head.weight[None].float())
-    model.config.reward_constant = head.constant  # which readers must add to the score
+    model.config.reward_constant = head.constant  # users of the classifier add it to the score
     return model

@@ -1,4 +1,4 @@
-"""Tokeniser for an exported reward model, so that transformers encodes texts as we do.
+"""Tokeniser of an exported reward model, with which transformers encodes texts as we do.
 
 It puts no tokens around a text, and no space before it (see language/tokenisers.py). Its padding
 token occurs in no text, since transformers reads the score at the last token that is not padding.
@@ -57,9 +57,9 @@ def write_tokeniser(encoding: Encoding, longest: int, directory: str, *, pads: b
 
 
 def _of_own(encoding: Encoding) -> tokenizers.Tokenizer:
-    """Return a tokeniser for one of our own encodings; UserError if files are damaged."""
+    """Return a tokeniser for a built-in encoding; UserError if its files are damaged."""
     if encoding.base_path is not None:
-        encoding.get_encoder()  # raises UserError for damaged files
+        encoding.get_encoder()  # UserError for damaged files
         vocab, merges = (storage.cached_path(encoding.path(name)) for name in BYTE_PAIR_FILES)
         byte_pairs = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(vocab, merges))
         byte_pairs.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

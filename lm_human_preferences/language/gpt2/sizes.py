@@ -1,4 +1,4 @@
-"""Sizes of a GPT-2 model, from a file in its directory."""
+"""Sizes of a GPT-2 model, read from hparams.json or transformers' config.json."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.hyperparams import note_unknown, option
 
-# {size: (its name in transformers' config.json, default)}
+# {size: (its key in transformers' config.json, its default)}
 HUGGING_FACE_SIZES = dict(
     n_vocab=('vocab_size', 50257),
     n_ctx=('n_positions', 1024),
@@ -16,17 +16,17 @@ HUGGING_FACE_SIZES = dict(
     n_head=('n_head', 12),
     n_layer=('n_layer', 12),
 )
-# Other names of these sizes in transformers
+# Other keys for these sizes in transformers' configs
 _OTHER_NAMES = {
     *'hidden_size num_attention_heads num_hidden_layers max_position_embeddings'.split()
 }
-MOST_LAYERS, MOST_PARAMETERS = 1000, 2e10  # larger sizes are damaged; 1558M has 48 layers
-TANH_GELUS = ('gelu_new', 'gelu_pytorch_tanh')  # two names of the same function
+MOST_LAYERS, MOST_PARAMETERS = 1000, 2e10  # above these, a file is damaged; 1558M has 48 layers
+TANH_GELUS = ('gelu_new', 'gelu_pytorch_tanh')  # transformers' two names for one function
 
 
 @dataclass
 class HParams(Sizes):
-    """Sizes in a model's directory; dropout rates are read and written, but not used."""
+    """Sizes of a GPT-2 model in its file; dropout rates are read and written, but not used."""
 
     embd_pdrop: float = option(0.1, 'dropout of the embeddings')
     attn_pdrop: float = option(0.1, 'dropout of the attention')
@@ -42,7 +42,7 @@ class HParams(Sizes):
         return self.n_layer * of_a_block + (self.n_vocab + self.n_ctx + 2) * self.n_embd
 
     def validate(self) -> None:
-        """Check also the number of parameters, and that the number of heads divides the width."""
+        """Check sizes, parameter count, and that n_head divides n_embd; TypeError or ValueError."""
         super().validate()
         if any(isinstance(value, bool) for value in vars(self).values()):
             raise TypeError('sizes must be numbers, not true or false')
@@ -63,7 +63,7 @@ def load_hparams(path: str) -> HParams:
 
 
 def is_own(config: Any, n_vocab: int) -> bool:
-    """Return whether a config.json describes a GPT-2 that this program computes itself."""
+    """Return whether a config.json describes a GPT-2 that our own Model computes exactly."""
     if not isinstance(config, dict) or config.get('model_type') != 'gpt2':
         return False
     width = config.get('n_embd', 768)

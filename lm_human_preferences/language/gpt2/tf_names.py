@@ -1,4 +1,4 @@
-"""Names and shapes in the original's checkpoints; see `checkpointing.names`."""
+"""Names and shapes of GPT-2's parameters in the original's checkpoints."""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ import torch
 
 from lm_human_preferences.training.optimizer import BETAS
 
-_MOMENTS = {'/mean': '/adam', '/square': '/adam_1'}  # the slots of tf.train.AdamOptimizer
+_MOMENTS = {'/mean': '/adam', '/square': '/adam_1'}  # {our suffix: tf.train.AdamOptimizer's}
 _REWARD_NORM = {'reward_gain': 'reward_norm/gain', 'reward_bias': 'reward_norm/bias'}
 _COUNTS = {
     'ppo/step': 'global_step',
@@ -16,17 +16,17 @@ _COUNTS = {
     'ppo/last_time': 'last_time',
     'train_reward/step': 'train_step',
 }
-# The scope of each optimizer's own variables
+# {our counter of an optimizer's steps: the scope of its variables in the original}
 _OPTIMIZERS = {
     'ppo/optimizer_steps': 'ppo_opt',
     'train_reward/optimizer_steps': 'train_reward/minibatch/opt',
 }
-# The original's projections are convolutions of width 1: their weights begin with a dimension of 1.
+# The original's projections are convolutions of width 1, whose weights have a first dimension 1.
 _PROJECTION = re.compile(r'\.(c_attn|c_proj|c_fc)\.weight(/mean|/square)?$')
 
 
 class TensorFlowNames:
-    """VariableNames that convert our names and shapes to the original's."""
+    """Converter from our names and shapes to the original's (see VariableNames)."""
 
     def name_of(self, name: str) -> str:
         """Map 'policy/transformer.h.0.attn.c_attn.weight' to 'policy/model/h0/attn/c_attn/w'."""
@@ -39,7 +39,7 @@ class TensorFlowNames:
         return scope + slash + _parameter_name(parameter)
 
     def variables(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return {original's name: view in its shape}; optimizer steps become powers of beta."""
+        """Return {original's name: view in its shape}; counts of steps become powers of beta."""
         variables = {}
         for name, tensor in tensors.items():
             if name in _OPTIMIZERS:
