@@ -1,1 +1,1 @@
-"""A run's directory: its lock, settings and files, and its copy in remote storage."""
+"""Directory of a run: its lock, settings, record and files, and its copy in remote storage."""

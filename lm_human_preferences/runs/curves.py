@@ -1,4 +1,4 @@
-"""Curves, alarms and interruptions of a run, from TensorBoard's events."""
+"""Curves, alarms and interruptions of a run, read from its TensorBoard events."""
 
 import contextlib
 import dataclasses
@@ -12,7 +12,7 @@ from lm_human_preferences.utils.logging import ALARMS
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-    """Events of a run. curves: finite values by tag. broken: tags whose last value is not finite.
+    """Log of a run. curves: finite values by tag. broken: tags whose last value is not finite.
 
     alarms: (step, text). resumed: steps at which the run was resumed.
     """
@@ -24,7 +24,7 @@ class Log:
 
 
 def read(run: str, events: str) -> Log:
-    """Return the log in `events`, the run's directory of event files; empty if there are none."""
+    """Return the log of a run, empty without events. events: name of its event directory."""
     values: dict[str, dict[int, float]] = {}
     alarms: set[tuple[int, str]] = set()
     resumed: set[int] = set()
@@ -47,7 +47,7 @@ def read(run: str, events: str) -> Log:
 
 
 def _files(run: str, events: str) -> list[str]:
-    """Return the paths of a run's event files in order, after fetching those of a remote run."""
+    """Return the local paths of a run's event files in order; downloads those of a remote run."""
     directory = storage.join(run, events)
     if not storage.is_remote(run):
         return event_files.paths(directory)

@@ -19,33 +19,33 @@ NAME = 'rewards.function'  # name of the option
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Function in a file. name: FILE.py:FUNCTION. text: content of the file."""
+    """Source of a reward function. name: FILE.py:FUNCTION. text: content of the file."""
 
     name: str
     text: str
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the file's text."""
+        """Return the SHA-256 of the file's text."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 def is_one(name: str) -> bool:
-    """Return whether `name` has the form FILE.py:FUNCTION, so that it is not a directory."""
+    """Return whether `name` has the form FILE.py:FUNCTION of a reward function."""
     path, _, function = name.rpartition(':')
     return path.endswith('.py') and function.isidentifier()
 
 
 @functools.cache
 def read(name: str) -> Source:
-    """Return the function that an option of this command names; read its file only once.
+    """Return the source of the reward function `name`; its file is read only once per process.
 
     So editing the file during a training does not change the evaluation at the training's end.
     """
     path, _, _ = name.rpartition(':')
     if not is_one(name):
         raise UserError(
-            f'reward function {name}: give the file and the function in it, as my_reward.py:score'
+            f'reward function {name}: give FILE.py:FUNCTION, for example my_reward.py:score'
         )
     if storage.is_remote(path):
         raise UserError(f'reward function {name}: code is only run from a file on this machine')
@@ -53,9 +53,9 @@ def read(name: str) -> Source:
 
 
 def check_named(run: str, recorded: str, named: str | None) -> None:
-    """Raise UserError unless this command names (`named`) the reward function that a run needs.
+    """Raise UserError if no option names a reward function for a run that needs one.
 
-    recorded: function that the run learned from. Print a note if its file has changed since then.
+    recorded: the run's function. named: the option's value. Print a note if the file has changed.
     """
     copy = storage.join(run, run_files.FUNCTION)
     if named is None:
@@ -65,4 +65,4 @@ def check_named(run: str, recorded: str, named: str | None) -> None:
         )
     digest = run_record.training(run, run_files.POLICY.command)['digests'].get(NAME)
     if digest not in (None, read(named).digest):
-        note(f'note: {named} is not what it was when this run began; see {copy}')
+        note(f'note: {named} has changed since this run began; see {copy}')

@@ -1,4 +1,4 @@
-"""Directory of a run: checks before a run begins or resumes there, its lock, and resume hints."""
+"""Directory of a run: checks before a run begins or resumes, the lock, and resume hints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HOST = socket.gethostname()
 
 
 def check_directory(directory: str) -> None:
-    """Raise UserError if a run cannot be kept in `directory`."""
+    """Raise UserError if `directory` cannot hold a run, or not safely."""
     existing = storage.existing_part(directory)
     if not (os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK)):
         raise UserError(f'--save_dir: {existing} is not a directory that you may write to')
@@ -35,28 +35,28 @@ def check_directory(directory: str) -> None:
             if os.path.islink(path) and not storage.is_within(path, directory):
                 raise UserError(
                     f'--save_dir: {path} is a link to a folder outside of the run, in which files'
-                    ' would be written and deleted: put the folder itself in its place'
+                    ' would be written and deleted: replace the link by the folder itself'
                 )
     if danger := storage.open_to_others(directory):
-        raise UserError(f'--save_dir: {danger}: give a directory below one of your own')
+        raise UserError(f'--save_dir: {danger}: give a directory inside one of your own')
 
 
 def own_files(hparams: Training) -> list[str]:
-    """Return paths and URLs of all files that a run with `hparams` has, including partial ones."""
+    """Return paths and URLs of a run's existing files, including partially written ones."""
     pattern = run_files.written_by(hparams.commands, r'(\.\d+\.part)?')
     directory, save_dir = hparams.run.directory, hparams.run.save_dir
     assert directory is not None and save_dir is not None
     files = [os.path.join(directory, name) for name in storage.local_files(directory, pattern)]
     if storage.is_remote(save_dir):
         remote = filter(pattern.fullmatch, storage.listing(save_dir))
-        # Lists of checkpoints first, to be deleted before the checkpoints.
+        # Lists of checkpoints come first, as they must be deleted before the checkpoints.
         for name in sorted(remote, key=lambda name: not name.endswith(f'/{names.LIST}')):
             files.append(storage.join(save_dir, name))
     return files
 
 
 def has_begun(hparams: Training) -> bool:
-    """Return whether there is a run to resume, with complete settings."""
+    """Return whether the directory holds a run to resume, with complete settings."""
     return any(not path.endswith(('.part', run_files.RECORD)) for path in own_files(hparams))
 
 
@@ -67,28 +67,28 @@ def refuse_existing(hparams: Training, *, overwrite: bool = False) -> None:
     directory = str(hparams.run.save_dir)
     if launch_methods.current().was_restarted:
         raise UserError(
-            f'{directory} holds what this run had saved before torchrun or Slurm started it again:'
-            ' give --run.resume on in place of --overwrite, so that it goes on from there'
+            f'{directory} holds what this run had saved before torchrun or Slurm restarted it:'
+            ' give --run.resume on instead of --overwrite, so that it goes on from there'
         )
     if not overwrite:
         command = run_settings.resume_command(hparams)
         raise UserError(
-            f'{directory} holds a run already: go on with it by `{command}`,'
+            f'{directory} holds a run already: resume it by `{command}`,'
             ' use another NAME, or give --overwrite to delete it and start anew'
         )
     for path in filter(run_files.is_of_answers, own_files(hparams)):
         lines = storage.read_text(path).splitlines()
         if not all('"simulated": true' in line for line in lines):
             raise UserError(
-                f'--overwrite would delete what people answered, {path}: move its folder away, or'
-                ' delete it'
+                f'--overwrite would delete the answers of people in {path}: move the folder away,'
+                ' or delete it'
             )
 
 
 def prepare_run_dir(
     hparams: Training, *, overwrite: bool, explicitly_set: Collection[str], dry_run: bool = False
 ) -> list[str]:
-    """Check, before writing, that a run can begin or resume; delete a run to be overwritten.
+    """Check that a run can begin or resume in its directory; delete a run to be overwritten.
 
     dry_run: delete nothing and ask no server; return the options that are not checked.
     """
@@ -107,13 +107,13 @@ def prepare_run_dir(
         return []
     refuse_existing(hparams, overwrite=overwrite)
     for path in own_files(hparams) if overwrite and not dry_run else ():
-        if not path.endswith(run_files.RECORD):  # other trainings may have entries in it
+        if not path.endswith(run_files.RECORD):  # the record may have entries of other trainings
             storage.remove(path)
     return []
 
 
 def fetch_run_dir(save_dir: str) -> str:
-    """Return a run's local directory, after fetching what it lacks; UserError if it is in use."""
+    """Return a run's local directory; downloads missing files; UserError if the run is in use."""
     directory = storage.staging_dir(save_dir)
     if directory == save_dir or launch_methods.current().rank:
         return save_dir
@@ -127,7 +127,7 @@ def fetch_run_dir(save_dir: str) -> str:
 def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[Callable[[], None] | None]:
     """Lock a run's directory, so that only this job writes there, and record how the run ends.
 
-    Yield a function that uploads the directory; None on other ranks, or if SAVE_DIR is local.
+    Yield a function that uploads the directory (None if SAVE_DIR is local, or not on rank 0).
     UserError if another job writes there, or has left a run that would be overwritten.
     """
     directory, save_dir = hparams.run.directory, str(hparams.run.save_dir)
@@ -146,12 +146,12 @@ def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[Callable[[], None] |
                     storage.remove(path)
             if storage.is_remote(save_dir):
                 if not hparams.run.resume:
-                    run_record.fetch(save_dir, directory)  # other trainings may have entries in it
+                    run_record.fetch(save_dir, directory)  # keeps entries of other trainings
                 files = run_files.uploaded_by(hparams.commands)
                 upload = stack.enter_context(uploads.uploaded(save_dir, directory, files))
             stack.enter_context(run_record.ended(directory, hparams.command))
         yield upload
-        comm.on_rank_0(stack.close)  # ranks wait, as the remaining uploads may take long
+        comm.on_rank_0(stack.close)  # all ranks wait, as the last uploads may take long
 
 
 def resume_hint(hparams: Training) -> str:
@@ -175,7 +175,7 @@ def resume_hint(hparams: Training) -> str:
 
 
 def ranks_of(directory: str | None) -> int | None:
-    """Return how many ranks a run's last command had; None if unknown, or if a launcher decides."""
+    """Return the number of ranks of a run's last command; None if unknown or set by a launcher."""
     if directory is None or launch_methods.current().decides_size:
         return None
     ranks = [entry.get('ranks', 0) for entry in run_record.read(directory).values()]

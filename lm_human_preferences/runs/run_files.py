@@ -9,22 +9,22 @@ from collections.abc import Iterable
 
 from lm_human_preferences.checkpointing import names
 
-SIZES = 'hparams.json'  # sizes of a model that this program or the original has saved
-RECORD = 'run.json'  # record of a run, see run_record
+SIZES = 'hparams.json'  # sizes of a model saved by this program or the original
+RECORD = 'run.json'  # record of a run, see run_record.py
 LOCK = 'lock'  # names the process that is writing the run
 CHECKPOINTS = 'checkpoints'  # folder of checkpoints, inside a network's folder
 RESULTS = 'evaluation.json'  # results of `evaluate`
 REPORT = 'report.html'
-# Files of `evaluate` and `report`: uploaded, but not deleted with a run.
+# Files that `evaluate` and `report` write; they are uploaded, but not deleted with a run.
 EVALUATION = r'evaluation\.(json|png)|report\.html'
 SAMPLES = 'samples.jsonl'  # answers of the policy during the training
 LABELS = 'labels'  # folder of labels that are collected while a policy trains
-# In every folder of labels, see labels/folder.py
+# Files in every folder of labels, see labels/folder.py
 TASK, QUESTIONS, ANSWERS, USED = 'task.json', 'questions.jsonl', 'answers', 'used.jsonl'
-LABELLER = re.compile(r'[A-Za-z0-9_-]{1,32}')  # names of labellers, and of their files in `answers`
+LABELLER = re.compile(r'[A-Za-z0-9_-]{1,32}')  # name of a labeller, also of the answers' file
 _MEMBER = r'(?:_[1-9]\d*)?'  # suffix of the second and later reward models of an ensemble
 FUNCTION = 'reward_function.py'  # copy of the user's reward function
-# files of a tokeniser, which are copied beside a model that uses it
+# Files of a tokeniser, which are copied beside a model that uses it
 TOKENISER, TOKENISER_SETTINGS = 'tokenizer.json', 'tokenizer_config.json'
 GENERATION_CONFIG = 'generation_config.json'
 TOKENISER_FILES = (
@@ -38,9 +38,9 @@ TOKENISER_FILES = (
 _ANSWERS = rf'{ANSWERS}/({LABELLER.pattern})\.jsonl'
 _TOKENISER = '|'.join(map(re.escape, TOKENISER_FILES))
 _LABEL_FILES = rf'({"|".join(map(re.escape, (TASK, QUESTIONS, USED)))}|{_ANSWERS}|{_TOKENISER})'
-ADAPTER = 'adapter.json'  # names the base, and the options, of a network saved as adapters
-FROZEN_HEAD = 'frozen_head.safetensors'  # file of a head, in its reward model's folder
-# files beside the weights of a network
+ADAPTER = 'adapter.json'  # names the base model and options of a network saved as adapters
+FROZEN_HEAD = 'frozen_head.safetensors'  # head on hidden states, in its reward model's folder
+# Files beside the weights of a network
 _MODEL_FILES = (
     rf'{re.escape(SIZES)}|config\.json|{re.escape(ADAPTER)}|encoding|{_TOKENISER}'
     rf'|{re.escape(FROZEN_HEAD)}'
@@ -55,22 +55,22 @@ class CommandFiles:
     network: str
     events: str
     to_resume: str = CHECKPOINTS  # folder of the checkpoints to resume from
-    more: str = ''  # regular expression for further files
+    more: str = ''  # regular expression for other files of the command
     has_members: bool = False  # whether it may train an ensemble
 
     @property
     def finished(self) -> str:
-        """Directory of the checkpoints that other commands read."""
+        """Return the directory of the checkpoints that other commands read."""
         return f'{self.network}/{CHECKPOINTS}'
 
     @property
     def unfinished(self) -> str:
-        """Directory of the checkpoints to resume from."""
+        """Return the directory of the checkpoints to resume from."""
         return f'{self.network}/{self.to_resume}'
 
     @property
     def settings(self) -> str:
-        """Name of the JSON file with the command's options, as the original wrote it."""
+        """Return the name of the JSON file with the command's options, as in the original."""
         return f'{self.command}_hparams.json'
 
     def pattern(self) -> str:
@@ -116,21 +116,21 @@ COMMANDS = {files.command: files for files in (REWARD, POLICY)}
 
 
 def is_network(name: str) -> bool:
-    """Return whether a run keeps a network in a directory of this name."""
+    """Return whether `name` is that of a network's directory in a run."""
     return re.fullmatch(f'{POLICY.network}|{REWARD.network}{_MEMBER}', name) is not None
 
 
 def written_by(commands: Iterable[str], more: str = '') -> re.Pattern[str]:
-    """Return a pattern for the files of these commands. more: pattern of a suffix."""
+    """Return a pattern that matches the files of these commands. more: pattern of a suffix."""
     patterns = [COMMANDS[command].pattern() for command in commands]
     return re.compile(rf'({"|".join([re.escape(RECORD), *patterns])}){more}')
 
 
 def uploaded_by(commands: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern for the files to upload while these commands run."""
+    """Return a pattern that matches the files to upload while these commands run."""
     return re.compile(rf'(?!.*\.part$)({written_by(commands).pattern}|{EVALUATION})')
 
 
 def is_of_answers(path: str) -> bool:
-    """Return whether a file of a run has the answers of a labeller."""
+    """Return whether a run's file at `path` holds the answers of a labeller."""
     return re.search(f'/{LABELS}/{_ANSWERS}$', path) is not None

@@ -1,4 +1,4 @@
-"""SAVE_DIR/run.json: the record of a run, beside the files of settings as the original wrote them.
+"""Record of a run, SAVE_DIR/run.json, beside the files of settings as the original wrote them.
 
 Only this module reads and writes the record, {command: entry}. A run of train_policy that trains
 its reward model has entries of both trainings; a run of the original has no record. An entry holds
@@ -47,9 +47,9 @@ Record = Mapping[str, Mapping[str, Any]]  # {command: entry}
 
 
 def read(directory: str) -> dict[str, dict[str, Any]]:
-    """Return the entries of a local or remote run; {} without a record; UserError if damaged."""
+    """Return the record of a local or remote run; {} if it has none; UserError if damaged."""
     path = storage.join(directory, RECORD)
-    if not storage.exists(path):  # offline, this is also so for a record that is not cached
+    if not storage.exists(path):  # also the case offline, if the record is not cached
         return {}
     record = storage.read_json(path)
     if not isinstance(record, dict) or not all(map(_is_entry, record.values())):
@@ -58,11 +58,11 @@ def read(directory: str) -> dict[str, dict[str, Any]]:
 
 
 def check_present(directory: str) -> None:
-    """Raise UserError if a local run of this program, not of the original, has lost its record."""
+    """Raise UserError if a local run of this program (not of the original) lacks its record."""
     path = os.path.join(directory, RECORD)
-    # The original wrote no such files beside its checkpoints.
+    # Only this program writes .resume.json files beside checkpoints.
     if glob.glob(f'{glob.escape(directory)}/*/*/*.resume.json') and not os.path.exists(path):
-        raise UserError(f'{path} is missing, which has settings of this run: restore it')
+        raise UserError(f'{path}, which holds settings of this run, is missing: restore it')
 
 
 def _is_entry(entry: object) -> bool:
@@ -73,18 +73,18 @@ def _is_entry(entry: object) -> bool:
 
 
 def training(directory: str, command: str) -> dict[str, Any]:
-    """Return the entry of a training, or an empty entry if it is not recorded."""
+    """Return the record's entry for a training; an empty entry if there is none."""
     return {'experiment': None, **copy.deepcopy(_EMPTY), **read(directory).get(command, {})}
 
 
 def labels(record: Record) -> dict[str, Any]:
-    """Return the entry `labels` of a run's record; {} if the run learned from none."""
+    """Return the facts about labels in a run's record; {} if it learned from no labels."""
     found = [record.get(command, {}).get('labels') for command in COMMANDS]
     return next(filter(None, found), {})
 
 
 def commands(record: Record) -> list[dict[str, Any]]:
-    """Return the commands that have worked on a run; those of an entry keep their order."""
+    """Return the commands that have worked on a run, in the order in which they began."""
     found = [entry.get('commands', []) for entry in record.values()]
     return list(heapq.merge(*found, key=lambda command: str(command.get('began'))))
 
@@ -97,11 +97,11 @@ def processes(directory: str) -> set[str]:
 def write_trainings(
     directory: str, entries: Mapping[str, Mapping[str, Any]], *, resume: bool
 ) -> None:
-    """Write {command: entry} of trainings that begin, or that are resumed if `resume` is True."""
+    """Record {command: entry} of trainings that begin. resume: whether they are resumed."""
     with _changed(directory) as record:
         for command, entry in entries.items():
             before = record.get(command, {})
-            # A later training of the same command keeps what the command has already recorded.
+            # Keep the old entry if the command is resumed, or trains another model in this run.
             is_kept = resume or _under_way(before) is not None
             record[command] = {**before, **entry} if is_kept else dict(entry)
 
@@ -113,7 +113,7 @@ def fetch(url: str, directory: str) -> None:
 
 
 def write_labels(directory: str, command: str, about: Mapping[str, Any]) -> None:
-    """Write the entry `labels` of a training."""
+    """Record facts about the labels of a training."""
     with _changed(directory) as record:
         record[command] = {**record.get(command, {}), 'labels': dict(about)}
 
@@ -126,7 +126,7 @@ def begin(
 ) -> None:
     """Record that this process works on a training. seeds: {network's folder: seed}.
 
-    May be called again, to add seeds of other networks. machine: further entries of the command.
+    May be called again to add seeds of other networks. machine: facts about it to record.
     """
     beginning = {
         'id': _THIS_PROCESS,
@@ -148,7 +148,7 @@ def begin(
 
 @contextlib.contextmanager
 def ended(directory: str, command: str) -> Iterator[None]:
-    """Record how this process's command ended, when the block is left. See `begin`."""
+    """When the block is left, record how and when this process's command ended. See `begin`."""
     began = time.monotonic()
     how = 'finished'
     try:
@@ -161,14 +161,14 @@ def ended(directory: str, command: str) -> Iterator[None]:
         raise
     finally:
         end = {'ended': _now(), 'how': how, 'seconds': round(time.monotonic() - began, 1)}
-        with contextlib.suppress(UserError):  # a full disk must not hide the error of the command
+        with contextlib.suppress(UserError):  # a full disk must not hide the command's own error
             if _under_way(training(directory, command)) is not None:
                 with _changed(directory) as record:
                     (_under_way(record[command]) or {}).update(end)
 
 
 def _under_way(entry: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the entry of the command that this process is running; None if it has none."""
+    """Return the facts about the command that this process is running; None if not recorded."""
     for command in entry.get('commands', []):
         if command.get('id') == _THIS_PROCESS and 'ended' not in command:
             return command
@@ -177,7 +177,7 @@ def _under_way(entry: Mapping[str, Any]) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def _changed(directory: str) -> Iterator[dict[str, dict[str, Any]]]:
-    """Yield a local run's record to be changed, then write it; other processes wait meanwhile."""
+    """Yield a run's record for changes, then write it; the directory is locked meanwhile."""
     path = os.path.join(directory, RECORD)
     os.makedirs(directory, exist_ok=True)
     with storage.locked_folder(directory):
@@ -187,7 +187,7 @@ def _changed(directory: str) -> Iterator[dict[str, dict[str, Any]]]:
 
 
 def typed(words: Sequence[str]) -> str | None:
-    """Return the command line `words`; None if it runs a user's script."""
+    """Return the words as a command line; None if the script is not this program's."""
     script = os.path.basename(words[0])
     return shlex.join([f'./{script}', *words[1:]]) if script in SCRIPTS else None
 
@@ -196,8 +196,8 @@ def _now() -> str:
     return time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())
 
 
-@functools.cache  # reading them takes 30 ms
+@functools.cache  # reading the versions takes 30 ms
 def versions() -> dict[str, str]:
-    """Return {name: version} of this program, Python and the packages that it computes with."""
+    """Return {name: version} of this program, of Python and of PACKAGES."""
     own = {'lm-human-preferences': __version__, 'python': platform.python_version()}
     return own | {name: importlib.metadata.version(name) for name in PACKAGES}

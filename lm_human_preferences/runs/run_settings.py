@@ -1,4 +1,4 @@
-"""Settings of a run: how they are recorded, and which may change when the run is resumed."""
+"""Settings of a run: writing and reading them, and the changes allowed when it is resumed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from lm_human_preferences.utils.streams import note
 
 AnyTraining = TypeVar('AnyTraining', bound=Training)
 INITIAL_MODEL = 'task.policy.initial_model'
-OWN_REWARD = 'rewards.trained_model'  # set by the program if a run trains its own reward model
+OWN_REWARD = 'rewards.trained_model'  # set by this program if a run trains its own reward model
 _GIVEN_FILES = ('task.query_dataset', OWN_REWARD)  # options whose files a resumed run reads again
 _MODEL_FILES = ('.json', '.safetensors')  # endings of a model's files
 LENGTH = 'ppo.total_episodes'
-# Options that may change when a run is resumed, if the user gives them; so may run.serve.*, and the
-# path of an unchanged file. tests/faults/test_resume_settings.py shows what each then does.
+# Options that the user may change when a run is resumed (also run.serve.*, paths of equal files).
+# tests/faults/test_resume_settings.py shows the effect of each change.
 MAY_CHANGE = {
     LENGTH,
     'ppo.micro_batch_size',
@@ -47,9 +47,9 @@ MAY_CHANGE = {
 
 
 def write(hparams: Training, directory: str, *, experiment: str | None, ranks: int) -> None:
-    """Write the settings of a run that begins or is resumed.
+    """Write the settings of a run that begins or is resumed into its directory.
 
-    run.json is written first, since the original's files of settings mark the existence of a run.
+    run.json is written first, since a run exists once it has the original's files of settings.
     """
     digests = _digests(hparams)
     if hparams.policy is not None and hparams.policy.rewards.function is not None:
@@ -57,12 +57,12 @@ def write(hparams: Training, directory: str, *, experiment: str | None, ranks: i
         digests[reward_function.NAME] = code.digest
         storage.write_bytes(os.path.join(directory, run_files.FUNCTION), code.text.encode())
     additions = hparams.additions()
-    # Options that the original lacks and that a resumed run keeps
+    # Record the options that the original lacks and that a resumed run keeps.
     settings = {name: additions[name] for name in additions if name not in OF_ONE_START}
     trainings: dict[str, hyperparams.HParams] = {hparams.command: hparams}
     about = {'experiment': experiment, 'ranks': ranks, 'digests': digests}
     entries = {hparams.command: {**about, 'settings': settings}}
-    if hparams.policy is not None and hparams.reward_training is not None:  # in the same run
+    if hparams.policy is not None and hparams.reward_training is not None:  # the run trains both
         of_reward = {'ensemble': hparams.members}
         for name, value in settings.items():
             if name.startswith(f'{NEW_MODEL}.'):
@@ -77,7 +77,7 @@ def write(hparams: Training, directory: str, *, experiment: str | None, ranks: i
 
 
 def as_recorded(hparams: AnyTraining) -> AnyTraining:
-    """Return the recorded settings of the run in the directory, or `hparams` if there is no run."""
+    """Return the recorded settings of the run in the directory; `hparams` if there is no run."""
     try:
         return read_settings(type(hparams)(), str(hparams.run.directory))
     except storage.NotFound:
@@ -85,7 +85,7 @@ def as_recorded(hparams: AnyTraining) -> AnyTraining:
 
 
 def read_settings(hparams: AnyTraining, directory: str) -> AnyTraining:
-    """Override `hparams` by a run's recorded settings and return it; NotFound without a run."""
+    """Override `hparams` by a run's recorded settings; return it; NotFound if there is no run."""
     files = run_files.COMMANDS[hparams.command]
     hparams.override_from_json_file(storage.join(directory, files.settings))
     run_record.check_present(directory)
@@ -95,7 +95,7 @@ def read_settings(hparams: AnyTraining, directory: str) -> AnyTraining:
     with hyperparams.reading(path):
         hparams.override_from_dict(known)
         hparams.check_values()
-    # Runs of earlier versions have options that are gone.
+    # Runs of earlier versions may have options that no longer exist.
     hyperparams.note_unknown(path, tuple(name for name in settings if name not in known))
     return hparams
 
@@ -112,7 +112,7 @@ def load_run_hparams(save_dir: str) -> policy_options.HParams:
 
 
 def reward_settings_of(run: str) -> reward_options.HParams | None:
-    """Return the settings of a reward model's training, or only its task; None if unknown.
+    """Return a reward model's training settings, of which only `task` may be known, or None.
 
     run: directory of the run, or of the reward model in it.
     """
@@ -126,7 +126,7 @@ def reward_settings_of(run: str) -> reward_options.HParams | None:
 
 
 def members_of(directory: str, files: run_files.CommandFiles) -> int:
-    """Return the number of reward models that a command trained or its policy learned from."""
+    """Return the number of reward models that a command trained, or its policy learned from."""
     option = 'ensemble' if files is run_files.REWARD else 'rewards.ensemble'
     members = run_record.training(directory, files.command)['settings'].get(option)
     return members if isinstance(members, int) and members > 0 else 1
@@ -149,9 +149,9 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
     read_again = files.keys() & same.keys()
     for option in read_again:
         if same[option] != files[option]:
-            raise UserError(f'{now[option]} is not what it was when this run began: restore it')
+            raise UserError(f'{now[option]} has changed since this run began: restore it')
     may_change = MAY_CHANGE | read_again
-    if now.get('rewards.online') == 'on':  # labels and retrainings are planned by steps
+    if now.get('rewards.online') == 'on':  # the length decides when labels are collected
         may_change -= {LENGTH}
     set_by_program = {'rewards.ensemble', _seed_of_ensemble(hparams)}
     for option in {**before, **now}:
@@ -161,15 +161,15 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
         if was == value or is_own or storage.is_pin_of(was, value):
             continue
         is_free = option in may_change or option.startswith('run.serve')
-        # The user gives an option, or a group that contains it.
+        # The user has given this option, or a group that contains it.
         is_given = any(f'{option}.'.startswith(f'{name}.') for name in explicitly_set)
         if is_free and is_given:
             note(f'note: going on with --{option} {value} (before: {was})')
             continue
         fix = 'give that option to change it' if is_free else 'start another one'
         raise UserError(
-            f'--{option} {value}: the run in {hparams.run.save_dir} goes on with {was}, with which'
-            f' it was begun: keep all settings by `{resume_command(hparams)}`, or {fix}'
+            f'--{option} {value}: the run in {hparams.run.save_dir} began with {was}, which it'
+            f' keeps: resume it with all its settings by `{resume_command(hparams)}`, or {fix}'
         )
 
 
@@ -182,7 +182,7 @@ def resume_command(hparams: Training) -> str:
 
 
 def _digests(hparams: Training) -> dict[str, str]:
-    """Return {option: SHA-256} of local queries and a given classifier, which a resumed run reads.
+    """Return {option: SHA-256} of local files that a resumed run reads again: queries, classifier.
 
     Labels and a reward function are recorded where they are read, and the base of adapters beside
     the adapters. Other weights are in the checkpoints.
@@ -193,7 +193,7 @@ def _digests(hparams: Training) -> dict[str, str]:
     found = {}
     for option in _GIVEN_FILES:
         path = settings.get(option)
-        if not isinstance(path, str) or not os.path.isabs(path):  # a name or a URL
+        if not isinstance(path, str) or not os.path.isabs(path):  # not a local path
             continue
         files = [name for name in (path, jsonl.file_of_test_part(path)) if name is not None]
         if os.path.exists(os.path.join(path, 'config.json')):
@@ -209,7 +209,7 @@ def _digests(hparams: Training) -> dict[str, str]:
 
 
 def pins(hparams: Training, *, ask: bool = True) -> dict[str, Any]:
-    """Return {setting: hub path with its commit, or a random seed}; ask: whether to ask the hub."""
+    """Return {setting: hub path with commit, or drawn seed}. ask: whether to ask the hub for it."""
     recorded: dict[str, Any] = {}
     if hparams.run.resume and hparams.run.directory is not None:
         recorded = decided(as_recorded(hparams))
@@ -218,7 +218,7 @@ def pins(hparams: Training, *, ask: bool = True) -> dict[str, Any]:
         if storage.is_pin_of(recorded.get(key), value):
             found[key] = recorded[key]
             continue
-        # A model may be given as ORG/NAME; a reward model that is not trained yet may look like it.
+        # ORG/NAME is a model on the hub, unless it is the path of a reward model yet to be trained.
         is_model = key == INITIAL_MODEL or (key == OWN_REWARD and hparams.new_reward_model is None)
         path = None
         if isinstance(value, str):
@@ -226,8 +226,8 @@ def pins(hparams: Training, *, ask: bool = True) -> dict[str, Any]:
         if path is not None and storage.is_hub(path) and (ask or storage.is_here(path)):
             found[key] = storage.pinned(value, ask=ask)
             if key == INITIAL_MODEL:
-                found[key] = found[key].removeprefix(path.removesuffix(value))  # as the user wrote
-    if hparams.policy is not None and hparams.new_reward_model is not None:  # they share a task
+                found[key] = found[key].removeprefix(path.removesuffix(value))  # the user's form
+    if hparams.policy is not None and hparams.new_reward_model is not None:  # both share a task
         found |= {f'{NEW_MODEL}.{key}': found[key] for key in found if key.startswith('task.')}
     seed = _seed_of_ensemble(hparams)
     if seed is not None:
@@ -236,7 +236,7 @@ def pins(hparams: Training, *, ask: bool = True) -> dict[str, Any]:
 
 
 def _seed_of_ensemble(hparams: Training) -> str | None:
-    """Return the name of the seed that an ensemble in training needs; None if it is set."""
+    """Return the option for the seed that an ensemble needs; None if it is set, or not needed."""
     training = hparams.reward_training
     if training is None or hparams.members == 1 or training.run.seed is not None:
         return None

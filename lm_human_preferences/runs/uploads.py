@@ -1,4 +1,4 @@
-"""Upload of a run from a staging directory to a store, where listed checkpoints stay complete."""
+"""Upload of a run to remote storage, in an order that keeps all listed checkpoints complete."""
 
 import contextlib
 import io
@@ -16,20 +16,20 @@ from lm_human_preferences.runs.run_files import EVALUATION, RECORD
 
 
 def is_up_to_date(url: str, directory: str) -> bool:
-    """Return whether no other machine has continued the run, by the processes in the records."""
+    """Return whether `directory` has the run's newest state: no other machine has continued it."""
     return os.path.isdir(directory) and run_record.processes(url) <= run_record.processes(directory)
 
 
 def fetch(url: str, directory: str, pattern: re.Pattern[str]) -> None:
-    """Download files that match `pattern`; of checkpoints, the values of the last two only."""
+    """Download a run's files that match `pattern`; checkpoint data only of the last two."""
     for path in storage.local_files(directory, pattern):
         os.remove(os.path.join(directory, path))
     remote = [path for path in storage.listing(url) if pattern.fullmatch(path)]
     with_values = set()
     for path in filter(_is_list, remote):
-        # The last one cannot be resumed if an error in the middle of a step has saved it.
+        # Fetch two, as the last checkpoint cannot be resumed if an error saved it within a step.
         with_values.update(_listed(path, storage.read_text(storage.join(url, path)))[-2:])
-    # The record last: with it, the directory counts as up to date.
+    # Download the record last, as the directory counts as up to date once it is there.
     for path in sorted(remote, key=lambda path: path == RECORD):
         if not path.endswith(names.DATA) or _stem(path) in with_values:
             target = os.path.join(directory, path)
@@ -38,10 +38,10 @@ def fetch(url: str, directory: str, pattern: re.Pattern[str]) -> None:
 
 
 def upload(url: str, directory: str, pattern: re.Pattern[str]) -> None:
-    """Upload changed files that match `pattern`, and delete files that are gone here.
+    """Upload changed files that match `pattern`, and delete remote files that are gone here.
 
     Settings are uploaded before checkpoints, and the lists of checkpoints last, so that an error at
-    any point leaves the listed checkpoints whole. Evaluations and reports in the store are kept.
+    any point leaves the listed checkpoints whole. Remote evaluations and reports are kept.
     """
     found = storage.listing(url)
     remote = {path: found[path] for path in found if pattern.fullmatch(path)}
@@ -56,7 +56,7 @@ def upload(url: str, directory: str, pattern: re.Pattern[str]) -> None:
         return (os.path.getsize(file), storage.md5(file)) != remote.get(path)
 
     changed = [path for path in local if path not in lists and differs(path)]
-    # A run that was resumed with other settings replaces checkpoints that the lists name.
+    # Delete the remote lists before replacing a checkpoint that they may name.
     if any(_stem(path) and path in remote for path in changed):
         for path in filter(_is_list, list(remote)):
             storage.remove(storage.join(url, path))
@@ -71,12 +71,12 @@ def upload(url: str, directory: str, pattern: re.Pattern[str]) -> None:
 
 
 def _is_list(path: str) -> bool:
-    """Return whether a file is a list of checkpoints."""
+    """Return whether the file at `path` is a list of checkpoints."""
     return os.path.basename(path) == names.LIST
 
 
 def _order(path: str) -> int:
-    """Return the rank of a file in the order of uploads: 0 settings, 1 checkpoints, 2 lists."""
+    """Return a file's place in the order of uploads: 0 for settings, 1 checkpoints, 2 lists."""
     return 2 if _is_list(path) else int(_stem(path) is not None)
 
 
@@ -94,11 +94,11 @@ def _listed(path: str, text: str) -> list[str]:
 
 @contextlib.contextmanager
 def uploaded(url: str, directory: str, pattern: re.Pattern[str]) -> Iterator[Callable[[], None]]:
-    """Yield a function that uploads a directory, and announces a failure.
+    """Yield a function that uploads `directory` to `url`, and prints a warning if that fails.
 
     After the block, upload the rest; UserError if that fails, otherwise the directory is deleted.
     """
-    place = storage.join(url, 'access')  # a file that shows whether uploads are allowed
+    place = storage.join(url, 'access')  # written and removed to test whether uploads are allowed
     with about_option('--save_dir', storage.StorageError):
         storage.write(place, io.BytesIO())
         storage.remove(place)
@@ -114,8 +114,8 @@ def uploaded(url: str, directory: str, pattern: re.Pattern[str]) -> Iterator[Cal
             ) from e
 
     def try_to_finish() -> None:
-        """Upload what is missing, and go on if that fails."""
-        from lm_human_preferences.utils.logging import announce  # it loads numpy, for --help too
+        """Upload what is missing; print a warning if that fails."""
+        from lm_human_preferences.utils.logging import announce  # loads numpy, slow for --help
 
         try:
             finish()

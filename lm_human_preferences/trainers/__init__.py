@@ -1,1 +1,1 @@
-"""Trainers of policies, reward models and heads, and the labels that reward models learn from."""
+"""Trainers of policies, reward models and heads; loading of labels to train reward models on."""

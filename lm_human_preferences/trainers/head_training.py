@@ -1,4 +1,4 @@
-"""Fitting of reward models that are heads on frozen hidden states, without training steps."""
+"""Training of reward models that are heads on frozen hidden states: fitted, without steps."""
 
 import dataclasses
 import time
@@ -24,7 +24,7 @@ ROWS = 64  # responses in one forward pass
 
 
 def train(run: session.Run, phase: FitHead) -> Prediction | None:
-    """Fit a head and save it in the locked run directory; return its held-out accuracy, if any."""
+    """Fit a head, save it in the run directory; return its held-out accuracy, or None."""
     settings, comm = phase.settings, run.comm
     with run.checkpointer(phase.files, max_to_keep=2) as checkpointer:
         initial_model = run.prepare(phase, checkpointer)
@@ -63,7 +63,7 @@ def fit(
     *,
     may_be_constant: bool = False,
 ) -> Fitted:
-    """Fit a head to `labels` and normalise it, the same on all ranks.
+    """Fit a head to `labels` and normalise it; all ranks return the same head.
 
     may_be_constant: accept a head that scores all samples alike, as more labels will follow.
     """
@@ -74,14 +74,14 @@ def fit(
     subjects = subjects_of(labels, label_type, reference.encoder)
     fitted = fit_head(features, labels, label_type, others, subjects)
     head = _normalized(phase, fitted.head, others, may_be_constant)
-    comm.broadcast_(vars(head).values())  # with other threads, the last digits may differ
+    comm.broadcast_(vars(head).values())  # last digits depend on the number of threads
     return fitted._replace(head=head)
 
 
 def _features_of_labels(
     reference: Policy, queries: torch.Tensor, responses: torch.Tensor, comm: Comm
 ) -> torch.Tensor:
-    """Return features (labels, n, features) of `responses (labels, n, length)`, on all ranks."""
+    """Return all labels' features (labels, n, features) for `responses (labels, n, length)`."""
     own = slice(comm.rank, None, comm.size)
     rows = max(1, ROWS // responses.shape[1])
     parts = zip(queries[own].split(rows), responses[own].split(rows), strict=True)
@@ -90,7 +90,7 @@ def _features_of_labels(
     total = _tokens(reference, queries[own], responses[own])
     with progress(total=total, comm=comm, desc='labels', unit='token', unit_scale=True) as bar:
         for part in parts:
-            if len(part[0]):  # with fewer labels than ranks, some ranks have none
+            if len(part[0]):  # a rank may have no label
                 found.append(features_of(reference, *part).cpu())
             bar.update(_tokens(reference, *part))
     for rank, share in enumerate(comm.all_gather_object(torch.cat(found))):
@@ -99,13 +99,13 @@ def _features_of_labels(
 
 
 def _tokens(reference: Policy, queries: torch.Tensor, responses: torch.Tensor) -> int:
-    """Return the number of tokens to read: each query once per response, and all responses."""
+    """Return the number of tokens to compute: a query counts once for each of its responses."""
     real = [(each != reference.padding_token).sum().item() for each in (queries, responses)]
     return int(real[0] * responses.shape[1] + real[1])
 
 
 def _sampled(phase: TrainReward, reference: Policy, comm: Comm) -> torch.Tensor:
-    """Sample from the initial policy; return the features (n, features) of this rank's samples."""
+    """Sample from the initial policy; return features (n, features) of this rank's samples."""
     settings = phase.settings
     query_sampler = lm_tasks.make_query_sampler(
         settings.task,
@@ -126,7 +126,7 @@ def _sampled(phase: TrainReward, reference: Policy, comm: Comm) -> torch.Tensor:
 def _normalized(
     phase: TrainReward, head: heads.Head, others: torch.Tensor, may_be_constant: bool
 ) -> heads.Head:
-    """Return the head scaled to 0 +- 1 on samples' features `others`, if normalize_after is set."""
+    """Return the head; if normalize_after is set, scaled to 0 +- 1 on the features `others`."""
     settings = phase.settings
     if not settings.normalize_after or len(others) == 0:
         return head
@@ -135,14 +135,14 @@ def _normalized(
         if may_be_constant and std.isfinite():
             return head.rescaled(0.0, 0.0)
         raise UserError(
-            f'{settings.labels.setting("source")}: all responses get the same reward, so it cannot'
-            ' be normalised; check the labels'
+            f'{settings.labels.setting("source")}: all responses get the same reward, which cannot'
+            ' be normalised: check the labels'
         )
     return head.rescaled((1 / std).item(), (-mean / std).item())
 
 
 def _tell(phase: TrainReward, fitted: Fitted, held_out: Prediction | None, comm: Comm) -> None:
-    """Log and print the head's accuracy in cross-validation and, if any, on held-out labels."""
+    """Log and print the head's accuracy in cross-validation and on held-out labels, if any."""
     log = Logger(phase.settings.run.directory, run_files.REWARD.network, log_interval=1, comm=comm)
     numbers = {'strength': fitted.strength, 'gain': fitted.gain, 'least_gain': fitted.least_gain}
     numbers = {name: number for name, number in numbers.items() if number is not None}
@@ -159,7 +159,7 @@ def _tell(phase: TrainReward, fitted: Fitted, held_out: Prediction | None, comm:
 
 
 def about(phase: TrainReward, fitted: Fitted, reference: Policy, labels: int) -> dict[str, Any]:
-    """Return the JSON saved with a head: its task, its initial model, and how well it predicts."""
+    """Return the JSON values saved with a head: task, initial model and accuracy."""
     settings, prediction = phase.settings, fitted.prediction
     return {
         'initial_model': settings.task.policy.initial_model,

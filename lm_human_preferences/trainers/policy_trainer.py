@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class FixedKLController:
-    """Constant KL coefficient."""
+    """KL coefficient that stays constant."""
 
     def __init__(self, kl_coef: float) -> None:
         self.value = kl_coef
@@ -46,14 +46,14 @@ class FixedKLController:
 
 
 class AdaptiveKLController:
-    """KL coefficient that adapts, to hold the KL divergence near a target."""
+    """KL coefficient that adapts to hold the KL divergence near a target."""
 
     def __init__(self, init_kl_coef: float, params: AdaptiveKLParams) -> None:
         self.value = init_kl_coef
         self.params = params
 
     def update(self, current: float, n_steps: int) -> None:
-        """Adapt after a step. current: the step's KL in nats. n_steps: its number of episodes."""
+        """Adapt the coefficient. current: KL of the last step in nats. n_steps: its episodes."""
         proportional_error = np.clip(
             current / self.params.target - 1, -MOST_KL_ERROR, MOST_KL_ERROR
         )
@@ -71,16 +71,16 @@ def make_kl_controller(kl_coef: float, adaptive_kl: AdaptiveKLParams | None) -> 
 
 
 class Responses(NamedTuple):
-    """Rules for a task's responses; the predicates map (batch, length) to booleans (batch,)."""
+    """Rules for a task's responses. Predicates map responses (batch, length) to bool (batch,)."""
 
     length: int
     has_end: Callable[[torch.Tensor], torch.Tensor]
-    is_valid: Callable[[torch.Tensor], torch.Tensor]  # has an end at or after truncate_after
-    are_logged: bool = True  # whether to log lengths and ends, which the original did not
+    is_valid: Callable[[torch.Tensor], torch.Tensor]  # a response ends at truncate_after or later
+    are_logged: bool = True  # whether to log lengths and ends (the original did not)
 
 
 def means_of_parts(of_ranks: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, float]:
-    """Return {component of the score: mean over the responses of all ranks that have it}."""
+    """Return {component of the score: its mean over all ranks' responses that have it}."""
     values: dict[str, list[float]] = {}
     for parts in of_ranks:
         for name, found in parts.items():
@@ -90,7 +90,7 @@ def means_of_parts(of_ranks: Iterable[Mapping[str, Sequence[float]]]) -> dict[st
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class PPOTrainer:
-    """PPO trainer.
+    """Trainer of a policy by PPO; `step` samples episodes and learns from them.
 
     ref_policy: the paper's rho. reward_networks: networks that score_fn uses, saved in checkpoints.
     reward_blocks: blocks of ref_policy whose inputs score_fn reads, if the reward is a head on
@@ -116,11 +116,11 @@ class PPOTrainer:
         self.steps_done = 0
         self.rollout: Rollout | None = None  # episodes of the last step
         self.step_seconds = 0.0  # duration of the last step
-        # {component of the score: its values for this rank's responses}
+        # score_parts: {component of the score: its values for this rank's responses}
         self.score_parts: dict[str, list[float]] = {}
         self.part_means: dict[str, float] = {}  # {component of the score: mean over all ranks}
         self.is_undone = False
-        self.response_means: dict[str, float] = {}  # of the last step, see _response_stats
+        self.response_means: dict[str, float] = {}  # last step's means, see _response_stats
         self.start_time = self.last_time = time.monotonic()
         own_networks = {'policy': self.policy, 'ref_policy': self.ref_policy}
         self.networks = {**own_networks, **self.reward_networks}
@@ -157,13 +157,13 @@ class PPOTrainer:
 
         An error on any rank sets `is_undone` on all; ranks without an error raise FailedElsewhere.
         """
-        kind = Exception if self.comm.size > 1 else BaseException  # Ctrl-C ends ranks at once
+        kind = Exception if self.comm.size > 1 else BaseException  # with ranks, Ctrl-C ends at once
         error, rollout = None, None
         try:
-            # x ~ D
+            # Sample queries: x ~ D
             queries = self.query_sampler()['tokens']
             samples_per_query = self.ppo.samples_per_query
-            # y ~ pi(.|x), with log pi, V, log rho and r(x, y)
+            # Sample responses y ~ pi(.|x), and compute log pi, V, log rho and r(x, y)
             repeated = queries.repeat_interleave(samples_per_query, dim=0)
             rollout = self.generate(repeated, samples_per_query)
         except kind as e:
@@ -225,9 +225,9 @@ class PPOTrainer:
         return float(np.std(self.comm.all_gather_object(scores.tolist()))) or 1.0
 
     def train(self, rollout: Rollout) -> dict[str, list[torch.Tensor]]:
-        """Learn in `noptepochs` shuffled passes; return {statistic: [scalar per minibatch]}."""
+        """Learn in `noptepochs` shuffled passes; return {statistic: [scalar of each minibatch]}."""
         if precision.autocast_dtype(torch.float32) == torch.float32:
-            # Free the prepacked weights of sampling, which would last until the first update.
+            # Free the prepacked weights for sampling, which training does not need.
             precision.invalidate_prepacked(self.optimizer.parameters.values())
         stats: dict[str, list[torch.Tensor]] = {}
         samples_per_query = self.ppo.samples_per_query
@@ -250,7 +250,7 @@ class PPOTrainer:
         samples_per_query = self.ppo.samples_per_query
         mean_tokens = self.comm.all_reduce_mean({'tokens': minibatch.tokens})['tokens']
         for part in parts:
-            share = part.tokens / mean_tokens  # so that a token weighs the same on every rank
+            share = part.tokens / mean_tokens  # a token then has the same weight on every rank
             outputs = self.policy.analyze_responses_op(
                 part.queries, part.responses, samples_per_query
             )
@@ -294,7 +294,7 @@ class PPOTrainer:
         return means
 
     def _response_stats(self, rollout: Rollout) -> dict[str, torch.Tensor]:
-        """Return the mean length of this rank's responses, and the fractions ended and valid."""
+        """Return this rank's mean response length, and its fractions of ended, valid responses."""
         real = rollout.scored_responses != self.policy.padding_token
         means = {
             LENGTH: real.sum(1).float().mean(),
@@ -306,12 +306,12 @@ class PPOTrainer:
 
     @property
     def total_steps(self) -> int:
-        """Number of steps in the whole training."""
+        """Return the number of steps in the whole training."""
         return self.ppo.nupdates
 
     @property
     def variable_names(self) -> VariableNames:
-        """Names that `tensors` have in checkpoints."""
+        """Return the converter from the names in `tensors` to names in checkpoints."""
         return self.policy.model.variable_names
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -25,7 +25,7 @@ from lm_human_preferences.utils.logging import Logger, announce, log_as_original
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class RewardModelTrainer:
-    """Trainer of a reward model: call `prepare`, `step` until `total_steps`, then `finish`.
+    """Trainer of a reward model: call `prepare`, then `step` `total_steps` times, then `finish`.
 
     policy: the initial policy, on whose samples rewards are normalised. labels: {field:
     (num_train, ...)}, the same on every rank. given_optimizer: used instead of a new Adam.
@@ -46,8 +46,8 @@ class RewardModelTrainer:
         self.label_type = label_types.get(self.settings.labels.type)
         self.num_train = len(self.labels['query'])
         self.steps_done = 0
-        self.is_undone = False  # stays False: a failed step may have changed the weights
-        self.order: np.ndarray | None = None  # indices of labels, one epoch after the other
+        self.is_undone = False  # stays False, as a failed step may have changed the weights
+        self.order: np.ndarray | None = None  # indices of labels in the order of all epochs
         self.prediction: Prediction | None = None  # last measured accuracy on held-out labels
         self.networks = {'reward_model': self.reward_model, 'ref_policy': self.policy}
         learning = REWARD_NETWORKS.learning_parameters(self.networks)
@@ -58,7 +58,7 @@ class RewardModelTrainer:
         if self.order is None:
             if self.settings.normalize_before:
                 self.normalize(*self.target_mean_std())
-            # All ranks draw an order and use rank 0's, so that an epoch learns each label once.
+            # All ranks use the order that rank 0 draws, so that an epoch learns each label once.
             epochs = [np.random.permutation(self.num_train) for _ in range(self.settings.epochs)]
             own = torch.from_numpy(np.concatenate(epochs))
             self.order = self.comm.all_gather_object(own)[0].numpy()
@@ -77,17 +77,17 @@ class RewardModelTrainer:
         return stats
 
     def labels_after(self, steps: int) -> int:
-        """Return the number of labels learned in `steps` steps, counted again in each epoch."""
+        """Return the number of labels learned in `steps` steps; each epoch counts all again."""
         epoch, steps_of_this = divmod(steps, self.steps_of_epoch)
         return epoch * self.num_train + steps_of_this * self.settings.batch_size
 
     def finish(self) -> None:
-        """Normalise rewards of the initial policy's samples to 0 +- 1 if normalize_after is set."""
+        """If normalize_after is set, scale the initial policy's rewards to mean 0 and std 1."""
         if self.settings.normalize_after:
             self.normalize(0.0, 1.0)
 
     def train_batch(self, indices: np.ndarray, lr: float) -> dict[str, float]:
-        """Update on this rank's labels `indices (n,)`; return {statistic: mean over ranks}."""
+        """Update on the labels `indices (n,)` of this rank; return {statistic: mean of ranks}."""
         labels_of_ranks = self.comm.all_gather_object(len(indices))
         weight = len(indices) * self.comm.size / sum(labels_of_ranks)
         numbers: dict[str, float] = {}
@@ -101,7 +101,7 @@ class RewardModelTrainer:
         return means
 
     def _learn(self, indices: np.ndarray, weight: float, lr: float) -> dict[str, float]:
-        """Minimise `weight` times the loss of labels `indices`; return {statistic: number}."""
+        """Take a step on `weight` times the loss of labels `indices`; return statistics."""
         rows = torch.as_tensor(indices)
         batch = {field: values[rows] for field, values in self.labels.items()}
         responses = torch.stack([batch[sample] for sample in self.label_type.samples], dim=1)
@@ -125,7 +125,7 @@ class RewardModelTrainer:
     def _differentiable_rewards(
         self, queries: torch.Tensor, responses: torch.Tensor
     ) -> torch.Tensor:
-        """Return differentiable rewards (batch, n); micro-batches recompute their activations."""
+        """Return differentiable rewards (batch, n); a micro-batch's activations are recomputed."""
         get_rewards = self.reward_model.get_rewards_op
         size = self.settings.micro_batch_size
         if size is None:
@@ -134,7 +134,7 @@ class RewardModelTrainer:
         return map_micro_batches(recomputed, size, queries, responses)
 
     def normalize(self, target_mean: float, target_std: float) -> None:
-        """Scale the initial policy's rewards to this mean and std; UserError if impossible."""
+        """Scale rewards so that the initial policy's have this mean and std; or UserError."""
         if not self.settings.normalize_samples:
             return
         self.reward_model.reset_reward_scale()
@@ -158,18 +158,18 @@ class RewardModelTrainer:
                 announce(f'after normalize: {mean} +- {std}')
 
     def target_mean_std(self) -> tuple[float, float]:
-        """Return the target (mean, std) of rewards before training: the labels', or else (0, 1)."""
+        """Return the (mean, std) of rewards before training; (0, 1) if labels set no scale."""
         scales = self.label_type.target_scales(self.labels)
         return (0.0, 1.0) if scales is None else mean_and_std(scales)
 
     def sampled_mean_std(self, n_samples: int) -> tuple[float, float]:
-        """Return mean and std of the rewards of `n_samples` samples of the initial policy."""
+        """Sample `n_samples` responses of the initial policy; return the rewards' mean and std."""
         batch_count = ceil_div(n_samples, self.settings.rollout_batch_size)
         batches = [self.sampled_rewards() for _ in range(batch_count)]
         return mean_and_std(torch.cat(self.comm.all_gather_object(torch.cat(batches).cpu())))
 
     def sampled_rewards(self) -> torch.Tensor:
-        """Sample from the initial policy; return the rewards (rollout_batch_size / ranks,)."""
+        """Sample from the initial policy; return rewards (rollout_batch_size / ranks,)."""
         queries = self.query_sampler()['tokens']
         return map_micro_batches(self._sample_and_score, self.settings.micro_batch_size, queries)
 
@@ -180,17 +180,17 @@ class RewardModelTrainer:
 
     @property
     def total_steps(self) -> int:
-        """Number of steps in the whole training."""
+        """Return the number of steps in the whole training."""
         return self.settings.epochs * self.steps_of_epoch
 
     @property
     def steps_of_epoch(self) -> int:
-        """Number of steps in a pass over the labels; the last step may have fewer labels."""
+        """Return the number of steps of an epoch; its last step may have fewer labels."""
         return ceil_div(self.num_train, self.settings.batch_size)
 
     @property
     def variable_names(self) -> VariableNames:
-        """Names that `tensors` have in checkpoints."""
+        """Return the converter from the names in `tensors` to names in checkpoints."""
         return self.reward_model.model.variable_names
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Labels that reward models are trained on: loaded or sampled, split, and described for the run."""
+"""Labels to train reward models on: load or sample them, split them, describe them."""
 
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from lm_human_preferences.runs import run_record
 
 
 class TrainingLabels(NamedTuple):
-    """Labels {field: (labels, ...)}, lines for the user, and facts for the run's record."""
+    """Labels {field: (labels, ...)}, notes for the user, and facts `about` for run.json."""
 
     learned: Labels
     held_out: Labels | None
@@ -25,7 +25,7 @@ class TrainingLabels(NamedTuple):
 def read(phase: TrainReward, policy: Policy, comm: Comm) -> TrainingLabels:
     """Load the labels or sample them from `policy`, and hold some out.
 
-    A resumed training learns from the labels with which it began; UserError if they are not there.
+    A resumed training learns from the labels with which it began; UserError if they have changed.
     """
     settings, labels = phase.settings, phase.settings.labels
     directory, before = settings.run.directory, {}
@@ -35,7 +35,7 @@ def read(phase: TrainReward, policy: Policy, comm: Comm) -> TrainingLabels:
     if labels.are_sampled:
         loaded = label_files.made_up(simulated.simulated_labels(settings, policy, comm))
     else:
-        lines = before.get('answers')  # of a folder, as many as there were
+        lines = before.get('answers')  # a resumed run reads no answers that were added later
         encoding = policy.trained_model.encoding
         loaded = label_files.load_labels(settings, encoding, comm, lines)
     learned, held_out, notes = split(loaded.tensors, settings, policy.encoder)
@@ -45,20 +45,20 @@ def read(phase: TrainReward, policy: Policy, comm: Comm) -> TrainingLabels:
         **counts(learned, held_out),
         'digest': loaded.digest,
     }
-    # Sampling the labels again may change their last digits, and so their digest.
+    # Labels that are sampled again may differ in their last digits, and so in their digest.
     is_sampled = labels.are_sampled and before.get('source') == labels.source
     if before and not is_sampled and about['digest'] != before.get('digest'):
         raise OptionError(
             labels.option_name('source'),
-            f'{labels.source}: these are not the labels that the run was begun with,'
-            f' {before.get("found")} of {before.get("source")}: restore them, or begin again with'
+            f'{labels.source}: these are not the labels with which the run began'
+            f' ({before.get("found")} of {before.get("source")}): restore them, or begin again with'
             ' --overwrite',
         )
     return TrainingLabels(learned, held_out, [*loaded.notes, *notes], about)
 
 
 def counts(learned: Labels, held_out: Labels | None) -> dict[str, int]:
-    """Return {name: number} of labels learned from, of labels held out, and of their queries."""
+    """Return {name: count} for labels learned from, held-out labels, and their queries."""
     queries = learned['query']
     found = {'learned_from': len(queries), 'held_out': 0, 'held_out_queries': 0}
     if held_out is not None:

@@ -1,1 +1,1 @@
-"""Common parts of trainings: loop, hooks, optimizer, networks, precision, vocabulary, console."""
+"""Code shared by all trainings: loop, hooks, optimizer, networks, precision, console output."""

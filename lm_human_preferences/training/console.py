@@ -1,4 +1,4 @@
-"""Console output of trainings, most of it only if --run.console is not `original`."""
+"""Console output of trainings; with --run.console original, most of it is left out."""
 
 import os
 import shlex
@@ -28,7 +28,7 @@ def dump(hparams: HParams, name: str = 'hparams') -> None:
 
 
 def show_start(hparams: policy_options.Training, comm: Comm) -> None:
-    """Print the command, its ranks, where it saves, and its settings."""
+    """Print the command, its ranks and device, the place where it saves, and its settings."""
     run = hparams.run
     device = 'GPU' if torch.cuda.is_available() else 'CPU'
     ranks = f'{comm.size} ranks on {device}s' if comm.size > 1 else f'1 rank on a {device}'
@@ -40,7 +40,7 @@ def show_start(hparams: policy_options.Training, comm: Comm) -> None:
 
 
 def show_settings(hparams: policy_options.Training) -> None:
-    """Print the settings that differ from the defaults, a paragraph for each group."""
+    """Print the settings that differ from the defaults, in one paragraph per group."""
     changed = differences(hparams, type(hparams)())
     if hparams.policy is not None and hparams.new_reward_model is not None:
         changed.pop(OWN_REWARD, None)
@@ -64,7 +64,7 @@ def show_settings(hparams: policy_options.Training) -> None:
 
 
 def announce_next(*lines: str, **commands: str) -> None:
-    """Print `lines`, then the commands to try next {purpose_with_underscores: command}."""
+    """Print `lines`, then the commands to try next: {purpose, with underscores: command}."""
     if console_is('original'):
         return
     width = max(map(len, commands), default=0) + 1
@@ -76,7 +76,7 @@ def announce_next(*lines: str, **commands: str) -> None:
 
 
 def announce_policy(hparams: policy_options.HParams) -> None:
-    """Print where the policy is saved, if it is, and the commands to try next."""
+    """Print where the policy is saved, and commands to try next; nothing if it is not saved."""
     save_dir = hparams.run.save_dir
     if save_dir is None:
         return
@@ -96,7 +96,7 @@ def announce_reward_model(
     task_options: Mapping[str, object],
     held_out: object | None,
 ) -> None:
-    """Print the command to try next. task_options: {name: value} that replace `experiment`'s."""
+    """Print a command that trains a policy. task_options: {option: value} to add to it."""
     if save_dir is not None:
         words = [os.path.basename(save_dir.rstrip('/'))]
         for option, value in task_options.items():

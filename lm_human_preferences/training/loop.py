@@ -1,4 +1,4 @@
-"""Loop of both trainings, and its hooks: progress, alarms (--run.on_anomaly), checkpoints."""
+"""Training loop, and its hooks for progress, alarms (--run.on_anomaly) and checkpoints."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ WIDTH = 9  # smallest width of a column, in characters
 
 
 class Trainer(checkpointing.Trainer, Protocol):
-    """Trainer that takes one step after another, and can be saved between two steps."""
+    """Interface of a trainer that takes steps, and that can be saved between two steps."""
 
     comm: Comm
     steps_done: int
-    is_undone: bool  # whether a step has failed, on any rank, before weights changed
+    is_undone: bool  # whether a step failed, on any rank, before it changed weights
 
     @property
     def total_steps(self) -> int: ...
@@ -41,17 +41,17 @@ class Trainer(checkpointing.Trainer, Protocol):
 
 
 class FailedElsewhere(Exception):
-    """A step failed on another rank, which reports the error and ends all ranks."""
+    """Failure of a step on another rank, which reports the error and ends all ranks."""
 
 
 class Hook(contextlib.AbstractContextManager):
-    """Hook of a training, entered before the first step and left at the end or at an error."""
+    """Hook of a training: a context around all steps, with methods called at each step."""
 
     def before_step(self, step: int) -> None:
         """Prepare the next step. step: number of steps done."""
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """React to a step. step: number of steps done. stats: statistics of the step just done."""
+        """React to a step. step: number of steps done. stats: statistics of the last step."""
 
     def __exit__(
         self,
@@ -59,11 +59,11 @@ class Hook(contextlib.AbstractContextManager):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Do nothing: there is nothing to clean up."""
+        """Leave the context; by default, there is nothing to clean up."""
 
 
 def training_loop(trainer: Trainer, hooks: Sequence[Hook]) -> None:
-    """Take the remaining steps, and call the hooks before and after each one, in order."""
+    """Take the remaining steps; before and after each step, call all hooks in their order."""
     with contextlib.ExitStack() as stack:
         stack.callback(trainer.logger.close)
         for hook in hooks:
@@ -77,7 +77,7 @@ def training_loop(trainer: Trainer, hooks: Sequence[Hook]) -> None:
 
 
 class Progress(Hook):
-    """Progress bar, and a table on rank 0: the first step, every `log_interval` steps, the last.
+    """Hook that shows a progress bar and, on rank 0, a table (a line per `log_interval` steps).
 
     name: name of the training. unit: what it learns from, such as 'episodes'. units_after: maps a
     number of steps to the number of units learned from. columns: {heading: (statistic, format)}.
@@ -103,7 +103,7 @@ class Progress(Hook):
         )
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """Advance the bar, and print a line if it is due."""
+        """Advance the bar, and print a line of the table if it is due."""
         done, steps = self.units_after(step), self.trainer.total_steps
         self.bar.update(done - self.bar.n)
         is_due = step in (1, steps) or step % self.trainer.logger.log_interval == 0
@@ -126,7 +126,7 @@ class Progress(Hook):
 
 @dataclasses.dataclass(eq=False)
 class HealthMonitor(Hook):
-    """Hook that, at an alarm, prints a warning, or saves `trainer` and stops.
+    """Hook that checks statistics; at an alarm, it prints a warning, or saves and stops.
 
     Alarms depend only on means over all ranks, so that all ranks decide alike.
     """
@@ -136,7 +136,7 @@ class HealthMonitor(Hook):
     checkpointer: Checkpointer
     finite: Sequence[str]  # names of the statistics that must be finite
     most_kl: float = math.inf  # largest accepted KL of a policy, in nats per response
-    # {statistic: step of the next alarm}
+    # {statistic: step until which its alarm is not repeated}
     quiet_until: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
@@ -145,7 +145,7 @@ class HealthMonitor(Hook):
         if not text or step < self.quiet_until.get(name, 0):
             return
         self.quiet_until[name] = step + REPEAT_AFTER
-        # Indented, so that TensorBoard shows the text verbatim. It counts steps from 0.
+        # The indented text is shown verbatim by TensorBoard, which counts steps from 0.
         self.trainer.logger.log_text(ALARMS, f'    {text}', step - 1)
         if self.mode == 'stop':
             self.checkpointer.save_on_error(self.trainer)
@@ -154,7 +154,7 @@ class HealthMonitor(Hook):
             announce(f'WARNING: step {step}: {text}')
 
     def alarm(self, stats: Mapping[str, float]) -> tuple[str, str]:
-        """Return (statistic, its value and advice) of a step's alarm; ('', '') if all is well."""
+        """Return (statistic, text with value and advice) of an alarm, or ('', '')."""
         for name in self.finite:
             if not math.isfinite(stats[name]):
                 return name, f'{name} is {stats[name]}: lower the learning rate'
@@ -170,8 +170,7 @@ class HealthMonitor(Hook):
 class Checkpoints(Hook):
     """Hook that saves a checkpoint every `interval` steps, and defers signals to the end of a step.
 
-    settings: settings of the run, for the line that says how to resume; None: save neither at the
-    end nor after an error.
+    settings: the run's, for the printed resume command; None: do not save at the end or on errors.
     """
 
     def __init__(
@@ -221,6 +220,6 @@ class Checkpoints(Hook):
         self.checkpointer.wait()
         if self.trainer.comm.rank == 0 and not isinstance(error, KeyboardInterrupt):
             announce(run_dir.resume_hint(self.settings))
-        self.trainer.comm.barrier()  # until rank 0 has written the checkpoint
+        self.trainer.comm.barrier()  # wait until rank 0 has written the checkpoint
         if isinstance(error, FailedElsewhere):
-            self.trainer.comm.barrier()  # until the rank that failed makes the launcher end all
+            self.trainer.comm.barrier()  # wait until the launcher ends this process

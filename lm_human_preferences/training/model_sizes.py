@@ -1,4 +1,4 @@
-"""Sizes of networks: the interface that every architecture implements."""
+"""Base class for the sizes of networks, such as their width and vocabulary."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ FLOAT, HALF = 4, 2  # bytes per number
 
 
 def is_model(directory: str) -> bool:
-    """Return whether a directory (a path or URL) holds the sizes of a model."""
+    """Return whether a directory (path or URL) holds a saved model, shown by its sizes."""
     return storage.exists(storage.join(directory, SIZES))
 
 
@@ -30,14 +30,14 @@ class Sizes(hyperparams.HParams, ABC):
     @property
     @abstractmethod
     def kept_numbers(self) -> int:
-        """Number of values per token that a block keeps for gradients, attention weights aside."""
+        """Return the values per token that a block keeps for gradients, without attention's."""
 
     @abstractmethod
     def parameters(self) -> int:
-        """Return the number of parameters without scalar heads."""
+        """Return the number of parameters, not counting scalar heads."""
 
     def write(self, directory: str) -> None:
-        """Write the sizes into the directory of a model."""
+        """Write the sizes into a model's directory."""
         sizes = self.to_nested_dict(with_unknown=True)
         storage.write_json(storage.join(directory, SIZES), sizes)
 

@@ -1,4 +1,4 @@
-"""Networks of a training, which of them learn, and the memory that they take."""
+"""Networks of a training: which of them learn, and how much memory they take."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from lm_human_preferences.hparams.reward_options import RunHParams
     from lm_human_preferences.training.model_sizes import Sizes
 
-FRAGMENTATION = 1.8  # factor for micro-batches, which fragment a CPU's heap; measured: 1.1 to 1.9
+FRAGMENTATION = 1.8  # memory factor for a heap fragmented by micro-batches; measured: 1.1 to 1.9
 
 
 class Network(Protocol):
-    """Network of a training, such as a Policy."""
+    """Interface of a training's network, such as a Policy."""
 
     def parameters_by_name(self) -> Mapping[str, nn.Parameter]:
         """Return {name without a scope: parameter}."""
@@ -32,21 +32,21 @@ NetworksByScope = Mapping[str, Network | None]
 
 @dataclass(frozen=True)
 class Networks:
-    """Scopes (prefixes of parameter names) of a training's networks, by how they change."""
+    """Scopes (prefixes of parameter names) of the networks that learn, stay frozen, or retrain."""
 
     learning: tuple[str, ...]
-    frozen: tuple[str, ...]  # scopes that never change: saving does not copy them
-    retrained: tuple[str, ...] = ()  # retrained between steps, by an unsaved optimizer
+    frozen: tuple[str, ...]  # networks that never change, so that saving need not copy them
+    retrained: tuple[str, ...] = ()  # networks trained between steps; their optimizer is not saved
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        """Scopes of all networks."""
+        """Return the scopes of all networks."""
         return self.frozen + self.retrained + self.learning
 
     def parameters(
         self, networks: NetworksByScope, scopes: Sequence[str] | None = None
     ) -> dict[str, nn.Parameter]:
-        """Return {SCOPE/NAME: parameter} of `networks`, or of those in `scopes` only."""
+        """Return {SCOPE/NAME: parameter} of the networks in `scopes`; None: of all networks."""
         parameters: dict[str, nn.Parameter] = {}
         for scope in self.scopes if scopes is None else scopes:
             network = networks[scope]
@@ -74,20 +74,20 @@ class Networks:
         tokens: float,
         predicted: int,
     ) -> float:
-        """Return the bytes that a step takes on one rank, not counting libraries.
+        """Return the bytes of memory that a step takes on one rank, not counting libraries.
 
         Counted are weights, gradients, Adam's moments, activations for gradients, and logits.
-        rows: rows of a backward pass. tokens: tokens of a row, with padding. predicted: how many of
-        them have their logits computed at once.
+        rows: rows of a backward pass. tokens: tokens of a row, with padding. predicted: number of
+        tokens of a row whose logits are computed at once.
         """
         own = sizes.own_parameters()
         is_cpu, is_reduced = device.type == 'cpu', run.precision == 'bf16'
-        # Retraining comes on top of the moments of the networks that learn.
+        # Retraining needs moments of its own, beside those of the networks that learn.
         learning = len(self.learning) + bool(self.retrained)
         number = HALF if is_reduced else FLOAT
-        of_a_weight = FLOAT + HALF if is_reduced else FLOAT  # with a copy in bf16
+        of_a_weight = FLOAT + HALF if is_reduced else FLOAT  # bf16 adds a copy of each weight
         lasting = own * (of_a_weight * len(self.scopes) + 3 * FLOAT * learning)
-        if sizes.learned:  # the base that adapters share; a CPU keeps a prepacked copy of it
+        if sizes.learned:  # adapters share a base model, of which a CPU keeps a prepacked copy
             lasting += number * sizes.parameters() * (2 if is_cpu else 1)
         rows = min(micro_batch_size or rows, rows)
         kept = sizes.kept_numbers
@@ -102,4 +102,4 @@ class Networks:
 
 
 REWARD_NETWORKS = Networks(learning=('reward_model',), frozen=('ref_policy',))
-POLICY_NETWORKS = Networks(learning=('policy',), frozen=('ref_policy',))  # a reward adds its scopes
+POLICY_NETWORKS = Networks(learning=('policy',), frozen=('ref_policy',))  # rewards add scopes

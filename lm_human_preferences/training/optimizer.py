@@ -14,7 +14,7 @@ EPSILON = 1e-5
 
 
 class Adam:
-    """Optimizer of those `parameters` {name: Parameter} that require gradients, on all ranks."""
+    """Optimizer of the `parameters` {name: Parameter} that require gradients, on all ranks."""
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], *, comm: Comm) -> None:
         self.parameters = {name: each for name, each in parameters.items() if each.requires_grad}
@@ -24,7 +24,7 @@ class Adam:
         self.state: dict[torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
     def minimize(self, loss: torch.Tensor | None, lr: float) -> None:
-        """Take a step on the scalar `loss`; None, on a rank without data, means a gradient of 0."""
+        """Take a step on the scalar `loss`. None (rank without data): its gradient is 0."""
         if loss is not None:
             self.backward(loss, last=True)
         self.update(lr)
@@ -44,10 +44,10 @@ class Adam:
         gradients = [p.grad for p in learned if p.grad is not None]
         states = [self._state_of(p) for p in learned]
         counts, means, squares = zip(*states)
-        # TensorFlow adds epsilon before bias correction.
+        # TensorFlow adds epsilon before the bias correction; convert it to PyTorch's.
         epsilon = EPSILON / (1 - BETAS[1] ** self.steps) ** 0.5
         with torch.no_grad():
-            # The class torch.optim.Adam would import the compiler, which takes a second.
+            # The class torch.optim.Adam would import PyTorch's compiler, which takes a second.
             adam(
                 learned,
                 gradients,
@@ -70,7 +70,7 @@ class Adam:
     def _state_of(
         self, parameter: torch.Tensor, steps: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return a parameter's (count, mean, square); if it is new, `steps` and moments of 0."""
+        """Return a parameter's (count, mean, square); a new parameter gets (`steps`, 0, 0)."""
         if parameter not in self.state:
             self.state[parameter] = (
                 torch.tensor(float(steps), device=parameter.device),
@@ -103,6 +103,6 @@ class Adam:
 
 
 class LBFGS(torch.optim.LBFGS):
-    """PyTorch's L-BFGS without a wrapper that imports the compiler, which takes seconds."""
+    """PyTorch's L-BFGS, without the wrapper that imports PyTorch's compiler for seconds."""
 
     add_param_group = inspect.unwrap(torch.optim.LBFGS.add_param_group)

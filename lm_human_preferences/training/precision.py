@@ -1,4 +1,4 @@
-"""Precision, library and memory layout of the matrix products in this process."""
+"""Settings of this process's matrix products: precision, library, memory layout."""
 
 import contextlib
 import os
@@ -14,10 +14,10 @@ from lm_human_preferences.machine import process, processors
 from lm_human_preferences.machine.processors import Processor
 from lm_human_preferences.utils.core import default_device
 
-# Words whose logits MKL computes per call; one call for all 50,257 takes 1.4 times as long.
+# Tokens whose logits MKL computes per call; one call for all 50,257 takes 1.4 times as long.
 _VOCABULARY_PIECE = 1024
-# Numbers in the smallest weight that is prepacked, which makes products with 8 rows 1.4 times as
-# fast. Smaller weights gain nothing, nor do those that learn, which are prepacked for each batch.
+# Prepacking a weight of at least this many numbers makes products with 8 rows 1.4 times as fast.
+# Smaller weights gain nothing, nor do weights that learn: they are prepacked for each batch.
 _LARGE_WEIGHT = 2**18
 _LARGEST_FLASH = 256  # largest size of a head that flash attention accepts
 Library = Literal['default', 'onednn']
@@ -31,17 +31,17 @@ _matmul: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAc
 
 @dataclass(frozen=True)
 class Kernels:
-    """Settings of matrix products in this process; the defaults are those of PyTorch."""
+    """Settings of this process's matrix products; the defaults are PyTorch's."""
 
     library: Library = 'default'
     reduced: torch.dtype | None = None  # dtype of layers' products; None: the weights' dtype
     prepack: Callable[[torch.Tensor], torch.Tensor] | None = None  # reorders weights for oneDNN
-    # Numbers of rows for which frozen weights are prepacked; None: any rows, and any weights
+    # Row counts of inputs for which frozen weights are prepacked; None: any count, all weights
     prepacked_rows: range | None = None
     fuses_attention: bool = True
-    flash_attention: bool = False  # for rows without padding, on a GPU in bf16
-    deterministic: bool = False  # whether a GPU repeats gradients to the bit
-    vocabulary_piece: int | None = None  # words whose logits are computed at once; None: all
+    flash_attention: bool = False  # whether a GPU computes rows without padding, in bf16
+    deterministic: bool = False  # whether a GPU's gradients are the same to the bit in each run
+    vocabulary_piece: int | None = None  # tokens whose logits are computed at once; None: all
 
 
 _kernels = Kernels()
@@ -50,7 +50,7 @@ _kernels = Kernels()
 def configure_for(
     n_embd: int, precision: str, library: Library | None = None, *, deterministic: bool = True
 ) -> None:
-    """Configure this process for a network of width `n_embd`; library None: the fastest."""
+    """Configure this process for a network of width `n_embd`. library: None for the fastest."""
     process.limit_alone()
     # Operations of a tiny network take microseconds; synchronising threads would take longer.
     if n_embd <= TINY_WIDTH and not process.threads_are_set():
@@ -72,11 +72,11 @@ def configure(
     reduced = torch.bfloat16 if precision == 'bf16' else None
     if device.type == 'cuda':
         torch.backends.cuda.matmul.allow_tf32 = precision != 'fp32'
-        # In bf16 on Hopper, PyTorch prefers cuDNN's attention. It makes a plan for each new length,
-        # so for each sampled token, which takes 0.04 to 2.7 s on an H100, and its gradients are
-        # NaN at some lengths (issue 196678 of PyTorch).
+        # Disable cuDNN's attention, which PyTorch prefers in bf16 on Hopper: it makes a plan for
+        # each new length, so for each sampled token, which takes 0.04 to 2.7 s on an H100.
+        # Its gradients are NaN at some lengths (issue 196678 of PyTorch).
         torch.backends.cuda.enable_cudnn_sdp(False)
-        # Deterministic algorithms need this variable. They need no filled memory, which is slow.
+        # Deterministic algorithms need this variable, but no filled memory, which is slow.
         os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
         algorithms: Any = torch.utils.deterministic
         algorithms.fill_uninitialized_memory = False
@@ -122,7 +122,7 @@ def plain() -> Iterator[None]:
 
 @contextlib.contextmanager
 def repeatable_gradients() -> Iterator[None]:
-    """Make a GPU's gradients repeatable to the bit within the block, if so configured.
+    """Within the block, make a GPU's gradients repeatable to the bit, if so configured.
 
     By default, the kernel of memory-efficient attention adds in any order. UserError if the model
     has an operator without a deterministic version.
@@ -145,9 +145,9 @@ def repeatable_gradients() -> Iterator[None]:
 
 
 def check_available(precision: str, device: torch.device) -> None:
-    """Raise UserError where `device` cannot compute in `precision`."""
+    """Raise UserError if `device` cannot compute in `precision`."""
     if precision == 'tf32' and device.type != 'cuda':
-        raise UserError('precision tf32 needs a GPU; without one, use fp32 or bf16')
+        raise UserError('precision tf32 needs a GPU: without a GPU, use fp32 or bf16')
 
 
 def autocast(device: torch.device) -> torch.autocast:
@@ -161,12 +161,12 @@ def autocast_dtype(default: torch.dtype) -> torch.dtype:
 
 
 def fuses_attention() -> bool:
-    """Return whether scaled_dot_product_attention is faster than two matrix products."""
+    """Return whether to use scaled_dot_product_attention, not two slower matrix products."""
     return _kernels.fuses_attention
 
 
 def attends_without_padding(q: torch.Tensor) -> bool:
-    """Return whether flash attention accepts attention queries like `q (..., d)`."""
+    """Return whether attention queries `q (..., d)` can use flash attention without padding."""
     d = q.shape[-1]
     return _kernels.flash_attention and d % 8 == 0 and d <= _LARGEST_FLASH
 
@@ -174,7 +174,7 @@ def attends_without_padding(q: torch.Tensor) -> bool:
 def linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, gelu: bool = False
 ) -> torch.Tensor:
-    """Return `x (n, inputs)` @ `weight (inputs, outputs)` + `bias (outputs,)`, or its gelu."""
+    """Return `x (n, inputs)` @ `weight (inputs, outputs)` + `bias (outputs,)`, or GELU of it."""
     if not _takes_prepacked(x, weight):
         outputs = torch.addmm(bias, x, weight)
         return F.gelu(outputs, approximate='tanh') if gelu else outputs
@@ -185,7 +185,7 @@ def linear(
 def linear_transposed(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return `linear` for a transposed `weight (outputs, inputs)`, as nn.Linear stores it."""
+    """Return `x @ weight.T + bias` for `weight (outputs, inputs)`, as nn.Linear stores it."""
     computes_in_fp32 = not torch.is_autocast_enabled(x.device.type)
     if not _takes_prepacked(x, weight) or (_kernels.reduced and computes_in_fp32):
         return F.linear(x, weight, bias)
@@ -215,7 +215,7 @@ def times_vocabulary(h: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 def invalidate_prepacked(weights: Iterable[torch.Tensor]) -> None:
-    """Free prepacked copies of `weights` after fused Adam, whose changes PyTorch does not count."""
+    """Free prepacked copies of `weights`: PyTorch's version counter misses fused Adam's changes."""
     for weight in weights:
         weight.prepacked = None, None  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -231,11 +231,11 @@ def _takes_prepacked(x: torch.Tensor, weight: torch.Tensor) -> bool:
     return is_few and not weight.requires_grad and weight.numel() >= _LARGE_WEIGHT
 
 
-# --- Private names of PyTorch; tests/unit/test_fast_paths.py shows if a new version lacks any. ---
+# --- Below: private names of PyTorch. tests/unit/test_fast_paths.py fails if one is missing. ---
 
 
 def _prepack_operator(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """Return PyTorch's private operator that prepacks weights of `dtype`; None if it has none."""
+    """Return PyTorch's private operator that prepacks weights of `dtype`, or None if missing."""
     operators: Any = torch.ops.mkldnn
     try:
         needed = operators._reorder_linear_weight, operators._linear_pointwise
@@ -252,7 +252,7 @@ def _times_prepacked(
     bias: torch.Tensor | None = None,
     gelu: bool = False,
 ) -> torch.Tensor:
-    """Return `x` times a copy of `weight` in oneDNN's order, kept until the weight changes."""
+    """Return `x` times a copy of `weight` in oneDNN's order, made anew when `weight` changes."""
     source = weight._version, x.dtype  # PyTorch's count of in-place changes
     copied: Any = getattr(weight, 'prepacked', (None, None))
     source_then, prepacked = copied

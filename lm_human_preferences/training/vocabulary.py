@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of tokens, from one table of logits (rows, n_vocab)."""
+"""Log-probabilities and entropies of tokens, computed in one table of logits (rows, n_vocab)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ def logprobs_and_entropies(
     gradient_type: torch.dtype | None = None,
     product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = F.linear,
 ) -> tuple[torch.Tensor, ...]:
-    """Return the log-probabilities of tokens `labels (...)`, and the entropies: each (...).
+    """Return (log-probabilities of tokens `labels (...)`, entropies), each of shape (...).
 
     Logits are `h (..., n_embd) @ weight (n_vocab, n_embd).T`. Entropies have no gradient.
     gradient_type: dtype of the products in the backward pass; None: the dtype of `h`. product:
@@ -30,10 +30,10 @@ def logprobs_and_entropies(
 
 
 class OnCPU(torch.autograd.Function):
-    """Log-probabilities and entropies, computed in place in a table, in pieces that fit a cache."""
+    """Log-probabilities and entropies on a CPU: in place, in pieces that fit the CPU's cache."""
 
-    ROWS = 64  # rows of a piece in the forward pass: a softmax needs whole rows
-    COLUMNS = 1024  # words of a piece in the backward pass, which sums over the vocabulary
+    ROWS = 64  # rows per piece in the forward pass, as a softmax needs whole rows
+    COLUMNS = 1024  # tokens per piece in the backward pass, which sums over the vocabulary
 
     @staticmethod
     def forward(
@@ -66,12 +66,12 @@ class OnCPU(torch.autograd.Function):
         gradient: torch.Tensor,
         _: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, None, None, None]:
-        """Return gradients of `h` and `weight`; those of logits are gradient * (one-hot - p)."""
+        """Return gradients of `h` and `weight`, from those of logits, gradient * (one-hot - p)."""
         h, weight, labels, table = ctx.saved_tensors
         low = ctx.gradient_type
         gradient = gradient.unsqueeze(1)
         h_low = h.to(low)
-        d_h = gradient * weight[labels]  # the term of the one-hot label
+        d_h = gradient * weight[labels]  # gradient through the one-hot label
         d_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         for start in range(0, len(weight), OnCPU.COLUMNS):
             piece = slice(start, start + OnCPU.COLUMNS)
@@ -85,13 +85,13 @@ class OnCPU(torch.autograd.Function):
 
 
 class OnGPU(torch.autograd.Function):
-    """Log-probabilities and entropies from one table of probabilities, in few, large operations.
+    """Log-probabilities and entropies on a GPU, in few, large operations.
 
     OnCPU would launch many small kernels on a GPU.
     """
 
-    ROWS = 2048  # rows of a softmax at a time, so that its copies take little memory
-    ALIGNED = 64  # columns are padded to a multiple of it, as other products are slow
+    ROWS = 2048  # rows per softmax, so that its copies take little memory
+    ALIGNED = 64  # columns are padded to a multiple of this, for fast matrix products
 
     @staticmethod
     def forward(
@@ -125,7 +125,7 @@ class OnGPU(torch.autograd.Function):
         gradient: torch.Tensor,
         _: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, None, None, None]:
-        """Return the gradients of OnCPU.backward; a row's gradient scales `h`, not the logits."""
+        """Return OnCPU.backward's gradients, with a row's gradient multiplied into `h` instead."""
         h, weight, labels, probs = ctx.saved_tensors
         gradient = gradient.unsqueeze(1)
         more_words = probs.shape[1] - len(weight)

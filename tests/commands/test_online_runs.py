@@ -305,7 +305,7 @@ def test_what_people_have_answered_is_not_overwritten(live, tmp_path, monkeypatc
     path.write_text(others.splitlines(keepends=True)[0].replace(', "simulated": true', ''))
     before = online_result(directory)
     told = error_of(invoke(words))
-    assert told.startswith(f'--overwrite would delete what people answered, {path}: ')
+    assert told.startswith(f'--overwrite would delete the answers of people in {path}: ')
     offline = [word for word in words if not word.startswith('--rewards.online')]
     assert error_of(invoke(offline)) == told
     assert invoke([*words, '--dry_run']).stderr == f'error: {told}\n'

@@ -167,7 +167,7 @@ def test_an_outage_till_the_end(server, store, reference, tmp_path, monkeypatch)
     after_steps(monkeypatch, {2: lambda: server.faults.append(Fault('status', 503, times=None))})
     message = last_error_of(invoke(f'{WORDS} {STORE}'))
     assert message.startswith(f'{RUN} is not complete: ') and 'status 503' in message
-    assert f'; all of the run is in {staged()}, and `./launch.py resume {RUN}` here ' in message
+    assert f'; the whole run is in {staged()}: `./launch.py resume {RUN}` on ' in message
     assert_same(anywhere(staged(), STORE), reference)
     server.faults.clear()
     assert 'model.ckpt-4' not in listed(store)
@@ -278,7 +278,7 @@ def test_labels_that_are_collected(store, monkeypatch, tmp_path):
     path = 'run/labels/answers/anna.jsonl'
     store[path] = store['run/labels/answers/test.jsonl'].replace(b', "simulated": true', b'')
     message = error_of(invoke(f'{words} {STORE} --overwrite'))
-    told = f'--overwrite would delete what people answered, {STORE}/{path}: '
+    told = f'--overwrite would delete the answers of people in {STORE}/{path}: '
     assert message.startswith(told)
     assert path in store
 

@@ -258,7 +258,7 @@ def test_finished_name_is_refused(finished):
     before = result_of(finished / 'run')
     for command in COMMANDS:
         refusal = error_of(invoke(words(command, finished)))
-        assert f'{finished}/run holds a run already: go on with it by `./launch.py res' in refusal
+        assert f'{finished}/run holds a run already: resume it by `./launch.py res' in refusal
         assert 'or give --overwrite to delete it' in refusal
     argv = words('train_reward', finished, '--overwrite --run.resume on')
     assert error_of(invoke(argv)).startswith('--overwrite and --run.resume contradict each other')
@@ -273,7 +273,7 @@ def test_a_restart_by_the_launcher_loses_nothing(finished, monkeypatch):
     """What was saved before is neither refused without a word of help nor deleted."""
     argv, before = words('train_reward', finished), result_of(finished / 'run')
     monkeypatch.setenv('SLURM_RESTART_COUNT', '1')
-    saved = 'what this run had saved before torchrun or Slurm started it again'
+    saved = 'what this run had saved before torchrun or Slurm restarted it'
     for given in (argv, [*argv, '--overwrite']):
         refusal = error_of(invoke(given))
         assert refusal.startswith(f'{finished}/run holds {saved}: give --run.resume on')
@@ -392,7 +392,7 @@ def test_lock_that_another_process_has_made_anew_stays(tmp_path):
 
 def test_lock_of_another_host(tmp_path):
     (tmp_path / 'lock').write_text('process 7 on elsewhere, since 2019-09-19 10:00:00, 8 rank(s)')
-    told = pytest.raises(UserError, match=r'8 rank\(s\) is writing .* there, delete this file')
+    told = pytest.raises(UserError, match=r'8 rank\(s\) is writing .* ended, delete this file')
     with told, run_dir.lock_run_dir(hparams_in(tmp_path), comm_of()):
         pass
 

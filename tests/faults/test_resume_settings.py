@@ -162,7 +162,7 @@ def test_the_command_of_a_run_without_one_of_its_options(copied):
     """It is refused, also where that option might change."""
     words = f'train_policy test run --mpi 1 --save_dir {copied.parent} --run.resume on {SMALL}'
     told = error_of(invoke(f'{words} --task.truncate_token 5'))
-    assert told.startswith(f'--ppo.total_episodes 6400: the run in {copied} goes on with {BEGUN}')
+    assert told.startswith(f'--ppo.total_episodes 6400: the run in {copied} began with {BEGUN}')
     assert told.endswith('or give that option to change it')
     told = error_of(invoke(f'{words} --ppo.total_episodes {ALL}'))
     assert told.startswith('--task.truncate_token None')
@@ -243,7 +243,7 @@ def test_a_folder_that_has_grown(tmp_path):
     answers = folder / 'answers/anna.jsonl'
     lines = answers.read_text().splitlines(keepends=True)
     answers.write_text(''.join(lines[:-1]))
-    told = f'--labels.source {folder}: these are not the labels that the run was begun with'
+    told = f'--labels.source {folder}: these are not the labels with which the run began'
     assert last_error_of(invoke(f'resume {tmp_path}/killed/run')).startswith(told)
     answers.write_text(''.join(lines))
     make_folder(folder, 20, seed=1)
@@ -291,7 +291,7 @@ def test_a_file_whose_labels_were_replaced(tmp_path):
     words = reward_words(tmp_path, file)
     assert run(words, tmp_path / 'out', kill_at=3, moments=[TRAIN_BATCH]) == -signal.SIGKILL
     label_file(file, best=2)
-    told = f'--labels.source {file}: these are not the labels that the run was begun with, 32 of'
+    told = f'--labels.source {file}: these are not the labels with which the run began (32 of'
     assert last_error_of(invoke(f'resume {tmp_path}/run')).startswith(told)
     label_file(file, best=1)
     succeed(f'resume {tmp_path}/run')

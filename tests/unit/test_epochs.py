@@ -58,7 +58,7 @@ def test_held_out_labels_are_predicted_after_each_epoch(tmp_path):
         assert 'interrupted' in invoke(f'{TRAINING} --save_dir {tmp_path}/parts').stderr
     assert len(list((tmp_path / 'parts/run').glob('**/*.index'))) == 2  # the last two
     other = invoke(f'{TRAINING} --epochs 2 --run.resume on --save_dir {tmp_path}/parts')
-    assert f'--epochs 2: the run in {tmp_path}/parts/run goes on with 3' in other.stderr
+    assert f'--epochs 2: the run in {tmp_path}/parts/run began with 3' in other.stderr
     resumed = invoke(f'resume {tmp_path}/parts/run')
     assert line in resumed.stdout
     logs = (tmp_path / name / 'run/tb/reward_model' for name in ('whole', 'parts'))

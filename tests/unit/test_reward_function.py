@@ -286,7 +286,7 @@ def test_a_run_learns_from_a_function_that_each_command_names(write, known, tmp_
     assert f'repeat --rewards.function {name} (the run keeps a copy to read, ' in told
     assert told.endswith(f'{run}/reward_function.py)')
     result = succeed(['resume', run, option])
-    assert 'Going on from' in result.stdout and 'is not what it was' not in result.stderr
+    assert 'Going on from' in result.stdout and 'has changed since' not in result.stderr
     ours, theirs = saved(run), saved(known)
     assert ours.keys() == theirs.keys()
     for variable, value in theirs.items():
@@ -295,7 +295,7 @@ def test_a_run_learns_from_a_function_that_each_command_names(write, known, tmp_
     (tmp_path / 'my_reward.py').write_text(f'{MOCK} # another one')
     reward_function.read.cache_clear()  # as in another command
     result = succeed(['resume', run, option])
-    assert f'note: {name} is not what it was when this run began; see {run}' in result.stderr
+    assert f'note: {name} has changed since this run began; see {run}' in result.stderr
     (tmp_path / 'my_reward.py').unlink()
     reward_function.read.cache_clear()
     assert f'{tmp_path}/my_reward.py: no such file' in error_of(invoke(['resume', run, option]))

@@ -105,7 +105,7 @@ def test_a_run_goes_on_with_files_of_the_same_content_only(tmp_path, option, cap
     run_settings.check_settings(hparams, set())
     for file in files:
         file.write_text('"def"')
-        told = f'^{path} is not what it was when this run began: restore it'
+        told = f'^{path} has changed since this run began: restore it'
         for explicitly_set in (set(), {option}):
             with pytest.raises(UserError, match=told):
                 run_settings.check_settings(hparams, explicitly_set)
@@ -183,7 +183,7 @@ def test_a_record_that_is_gone_is_missed(tmp_path):
     run_settings.read_settings(policy_options.HParams(), str(tmp_path))  # as of the original
     (tmp_path / 'policy/checkpoints').mkdir(parents=True)
     (tmp_path / 'policy/checkpoints/model.ckpt-4.resume.json').touch()
-    with pytest.raises(UserError, match=f'^{tmp_path}/run.json is missing, which has settings'):
+    with pytest.raises(UserError, match=f'^{tmp_path}/run.json, which holds settings of'):
         run_settings.read_settings(policy_options.HParams(), str(tmp_path))
 
 
