@@ -1,1 +1,1 @@
-"""Checkpoints in TensorFlow's format, which only this package reads and writes."""
+"""Checkpoints in TensorFlow's format: reading, saving in the background, and resuming."""

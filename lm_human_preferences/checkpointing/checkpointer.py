@@ -1,4 +1,4 @@
-"""Saving a training in the background, and resuming it with the same result."""
+"""Saving of a training in the background; a resumed training has the same result."""
 
 import concurrent.futures
 import contextlib
@@ -25,7 +25,7 @@ from lm_human_preferences.utils.logging import Logger, announce
 
 
 class Trainer(Protocol):
-    """Trainer with named tensors, and a JSON state_dict, which is loaded before the tensors."""
+    """Interface of a trainer to save: named tensors, and a JSON state_dict, loaded before them."""
 
     logger: Logger
 
@@ -40,15 +40,15 @@ class Trainer(Protocol):
 
 
 def variables_of(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Return the tensors of `trainer` by their names in checkpoints, not copied."""
+    """Return {name in checkpoints: tensor} of `trainer`, without copying."""
     return trainer.variable_names.variables(trainer.tensors())
 
 
 class Checkpointer(contextlib.AbstractContextManager):
-    """Saving and resuming of a trainer. Every rank has a checkpointer, and rank 0 writes.
+    """Object that saves and resumes a trainer. Every rank has one, but only rank 0 writes.
 
     directory: local directory; None: nothing is saved. stop_timeout: seconds for the current step
-    to end after a signal. after_save: called in the background when a checkpoint is listed.
+    to end after a signal. after_save: called in the background after a checkpoint is complete.
     """
 
     def __init__(
@@ -64,19 +64,19 @@ class Checkpointer(contextlib.AbstractContextManager):
         self.directory = directory
         self.comm = comm
         self.resume = resume
-        self.frozen: tuple[str, ...] = ()  # prefixes of the names of tensors that are not copied
+        self.frozen: tuple[str, ...] = ()  # name prefixes of tensors that saving does not copy
         self.max_to_keep = max_to_keep
         self.stop_timeout = stop_timeout
         self.after_save = after_save
         checkpoint = None
         if resume and directory and comm.rank == 0:
             checkpoint = checkpoints.latest_resumable(directory)
-        # Prefix and state of the checkpoint to resume from.
+        # Rank 0 sends the prefix and state of the checkpoint to resume from to all ranks.
         prefix, state = comm.all_gather_object(checkpoint)[0] or (None, {})
         self.prefix: str | None = prefix
         self.state: dict[str, Any] = state
         self.seed: int | None = None
-        self.library: Any = state.get('library')  # for matrix products, with which the run began
+        self.library: Any = state.get('library')  # library for matrix products when the run began
         self.saved_step: int | None = None
         self.writing: concurrent.futures.Future[None] | None = None
         self.host_buffers: dict[str, torch.Tensor] = {}
@@ -90,7 +90,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             self.wait()
 
     def set_seed(self, seed: int | None) -> None:
-        """Seed this rank; seed None: the seed of the resumed run, or a random one in a new run."""
+        """Seed this rank. seed: None for the resumed run's seed, or a random one in a new run."""
         if seed is None:
             drawn = self.comm.all_gather_object(secrets.randbits(31))[0]
             seed = self.state.get('seed', drawn)
@@ -99,14 +99,14 @@ class Checkpointer(contextlib.AbstractContextManager):
 
     @property
     def steps_done(self) -> int:
-        """Steps that the resumed training has done; 0 for a new training."""
+        """Return the number of steps that the resumed training has done; 0 for a new one."""
         return self.state['trainer']['step'] if self.prefix else 0
 
     def restore(self, trainer: Trainer, saves: int, frozen_scopes: Sequence[str] = ()) -> None:
         """Restore `trainer` from the checkpoint, if any; UserError if the disk has too little room.
 
-        saves: number of checkpoints that the whole training saves. frozen_scopes: scopes of tensors
-        that never change, so that saving need not copy them.
+        saves: number of checkpoints that the whole training saves. frozen_scopes: name prefixes of
+        tensors that never change, so that saving need not copy them.
         """
         self.frozen = tuple(f'{scope}/' for scope in frozen_scopes)
         if self.resume:
@@ -125,16 +125,16 @@ class Checkpointer(contextlib.AbstractContextManager):
             checkpoints.check_disk_space(self.directory, saves, size, self.max_to_keep)
 
     def make_latest(self) -> None:
-        """List the resumed checkpoint as the latest, if a kill has prevented that."""
+        """List the resumed checkpoint as the latest; a kill may have prevented that."""
         if self.directory and self.prefix and self.comm.rank == 0:
             checkpoints.discard_after(self.directory, os.path.basename(self.prefix))
 
     def _restore_random_state(self, states: Sequence[dict[str, Any]], size: int) -> None:
-        """Restore this rank's generators; draw other streams if the seed or the ranks differ."""
+        """Restore this rank's random generators; seed them anew if seed, ranks or device differ."""
         assert self.seed is not None and self.saved_step is not None
         before = f'{len(states)} rank(s) on {"GPU" if "cuda" in states[0] else "CPU"}'
         now = f'{size} rank(s) on {"GPU" if torch.cuda.is_available() else "CPU"}'
-        has_own_seed = self.seed != self.state['seed']  # which the user has given
+        has_own_seed = self.seed != self.state['seed']  # the user has given another seed
         if has_own_seed or before != now:
             set_seed((self.seed + self.saved_step) % 2**31, self.comm.rank)
             if self.comm.rank == 0 and not has_own_seed:
@@ -146,7 +146,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         set_random_state(states[self.comm.rank])
 
     def position(self, trainer: Trainer) -> dict[str, Any]:
-        """Return the state, besides the tensors, with which this rank can resume from here."""
+        """Return what this rank needs, besides tensors, to resume from the current step."""
         return {'trainer': trainer.state_dict(), 'random': random_state()}
 
     def save(
@@ -156,7 +156,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         *,
         resumable: bool = True,
     ) -> None:
-        """Save in the background.
+        """Save `trainer` in the background.
 
         resumable: False for a save by rank 0 alone in the middle of a step. position: position to
         resume from, if the tensors have not changed since then; None: the current position.
@@ -166,7 +166,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         step = trainer.state_dict()['step']
         state = None
         if resumable:
-            self.comm.on_rank_0(self.wait)  # the disk may be slow
+            self.comm.on_rank_0(self.wait)  # the last save may take long on a slow disk
             position = position or self.position(trainer)
             random = self.comm.all_gather_object(position['random'])
             state = {**position, 'seed': self.seed, 'library': self.library, 'random': random}
@@ -183,14 +183,14 @@ class Checkpointer(contextlib.AbstractContextManager):
             self.after_save()
 
     def save_on_error(self, trainer: Trainer) -> None:
-        """Save `trainer` in the middle of a step, unless it is saved or a save has failed."""
+        """Save `trainer` in the middle of a step, unless this step is saved or a save failed."""
         if not self.directory or self.comm.rank != 0 or self.failed:
             return
         if self.saved_step != trainer.state_dict()['step']:
             self.save(trainer, resumable=False)
 
     def _copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copy `tensors` to host memory, except frozen ones, into buffers that are reused."""
+        """Return `tensors` copied into reused buffers in host memory; frozen tensors uncopied."""
         if not self.host_buffers:
             process.release_freed_memory()
         for name, tensor in tensors.items():
@@ -226,7 +226,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         self.stop_requested = True
         stop_signals.set_deadline(self.stop_timeout)
         if self.comm.rank == 0:
-            # Not print(), which the signal may have interrupted.
+            # os.write instead of print(), which the signal may have interrupted.
             text = (
                 '\nStopping: the current step is saved if it finishes within'
                 f' {self.stop_timeout} s; interrupt again to stop at once\n'
@@ -245,9 +245,9 @@ class Checkpointer(contextlib.AbstractContextManager):
             raise AllStopped
 
     def wait(self) -> None:
-        """Wait for the end of the background save, and raise its error, if any."""
+        """Wait until the background save has ended; raise its error, if any."""
         if self.writing:
-            # If interrupted here, `writing` stays set: the thread still reads the host buffers.
+            # An interruption here leaves `writing` set, as the thread still reads the buffers.
             self.failed = self.writing.exception() is not None
             writing = self.writing
             self.writing = None
@@ -255,10 +255,10 @@ class Checkpointer(contextlib.AbstractContextManager):
 
 
 def load(prefix: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy a checkpoint into `tensors` {variable name: tensor}; UserError if a shape differs."""
+    """Copy a checkpoint into {variable name: tensor}; UserError if a dtype or shape differs."""
     bundle = Bundle(prefix)
     for name, tensor in tensors.items():
-        missing = 0j  # differs from any variable: none is complex
+        missing = 0j  # no variable is complex, so this fails the comparison below
         value = torch.from_numpy(np.array(bundle.get(name, missing)))
         if (value.dtype, value.shape) != (tensor.dtype, tensor.shape):
             raise UserError(
@@ -269,7 +269,7 @@ def load(prefix: str, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """Return the states of numpy's and torch's generators as JSON, arrays in hexadecimal."""
+    """Return the states of numpy's and torch's random generators as JSON values."""
     _, keys, *rest = np.random.get_state()
     state = {
         'numpy': [np.asarray(keys).tobytes().hex(), *rest],
@@ -281,7 +281,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Restore the result of `random_state`."""
+    """Restore random generators to the states that `random_state` returned."""
     keys, *rest = state['numpy']
     np.random.set_state(('MT19937', np.frombuffer(bytes.fromhex(keys), np.uint32), *rest))
     torch.set_rng_state(torch.tensor(bytearray.fromhex(state['torch']), dtype=torch.uint8))

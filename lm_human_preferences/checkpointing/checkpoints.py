@@ -1,4 +1,4 @@
-"""Checkpoints in the original's format; a crash at any moment loses none of them.
+"""Checkpoints in the original's format; a crash at any moment loses no complete checkpoint.
 
 `latest` is the last checkpoint in the list, as in TensorFlow. `latest_resumable` is the last intact
 checkpoint with a manifest. They differ after a save in the middle of a step, or after a kill.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-SIZE_OF_OTHER_FILES = 1 << 20  # most bytes of a checkpoint's files other than its values
+SIZE_OF_OTHER_FILES = 1 << 20  # upper bound in bytes for a checkpoint's files without its values
 
 
 def latest(directory: str) -> str | None:
@@ -45,7 +45,7 @@ def latest(directory: str) -> str | None:
 
 
 def _listed(directory: str) -> list[str]:
-    """Return the checkpoints of `directory` that are listed and exist, the latest last."""
+    """Return the names of existing checkpoints in the list of `directory`, the latest last."""
     path = os.path.join(directory, LIST)
     try:
         with os_errors_as(f'{path} cannot be read'):
@@ -57,8 +57,8 @@ def _listed(directory: str) -> list[str]:
 
 
 def check_disk_space(directory: str, saves: int, size: int, max_to_keep: int) -> None:
-    """Raise UserError if the disk lacks room for a training's checkpoints of `size` bytes each."""
-    # A new checkpoint is written before the oldest is deleted.
+    """Raise UserError if the disk lacks room for `saves` checkpoints of `size` bytes each."""
+    # The disk needs room for one more: a new checkpoint is written before the oldest is deleted.
     count = max(0, min(saves, max_to_keep + 1) - len(_listed(directory)))
     free = storage.free_bytes(directory)
     if free < count * size:
@@ -69,7 +69,7 @@ def check_disk_space(directory: str, saves: int, size: int, max_to_keep: int) ->
 
 
 def size_of(tensors: Mapping[str, np.ndarray | torch.Tensor]) -> int:
-    """Return the bytes that a checkpoint of `tensors` takes."""
+    """Return the number of bytes on disk of a checkpoint of `tensors`."""
     return sum(getattr(tensor, 'nbytes', 8) for tensor in tensors.values()) + SIZE_OF_OTHER_FILES
 
 
@@ -98,7 +98,7 @@ def save(
         except BaseException:
             _delete(directory, {name} - set(before))
             raise
-        # Only this program writes resume.json, so an unlisted one is from a killed run.
+        # Checkpoints with a resume.json that are not listed are from killed runs: delete them.
         _delete(directory, {*resumable(directory), *before} - set(keep))
     except OSError as e:
         need = f'it needs {size_of(tensors) >> 20} MiB'
@@ -111,7 +111,7 @@ def write_bundle(
     tensors: Mapping[str, np.ndarray | torch.Tensor],
     state: Any = None,
 ) -> None:
-    """Write a checkpoint as tf.train.Saver does, all or nothing; with `state`, also a manifest."""
+    """Write a checkpoint, all or nothing, as tf.train.Saver does; with `state`, also a manifest."""
     manifests = [f'{prefix}{RESUME}'] if state is not None else []
     targets = [*manifests, f'{prefix}{DATA}', f'{prefix}{INDEX}']
     with storage.atomic_write(*targets) as (*manifest_files, data, index):
@@ -127,14 +127,14 @@ def _digest(index: bytes, state: Any) -> str:
 
 
 def _commit(directory: str, keep: Sequence[str]) -> None:
-    """Replace the list of checkpoints."""
+    """Replace the list of checkpoints by `keep`, which makes a new checkpoint visible."""
     with storage.atomic_write(os.path.join(directory, LIST)) as (file,):
         file.write(format_checkpoint_file(keep))
 
 
 def _delete(directory: str, names: Collection[str]) -> None:
-    """Delete the files of the checkpoints `names`, and partial files of killed runs."""
-    # In sorted order resume.json comes last, so that after a kill a later save finds the rest.
+    """Delete the files of the checkpoints `names`, and partial files of killed processes."""
+    # Sorting puts resume.json last: if this is killed, a later save still finds the checkpoint.
     for file in sorted(os.listdir(directory)):
         match = FILE.fullmatch(file)
         if LEFTOVER.fullmatch(file) or (match and match[1] in names):
@@ -146,15 +146,15 @@ def latest_resumable(directory: str) -> tuple[str, Any] | None:
     damaged = False
     for name in resumable(directory):
         prefix = os.path.join(directory, name)
-        if not os.path.exists(prefix + INDEX):  # written last: the save was interrupted
+        if not os.path.exists(prefix + INDEX):  # the index is written last: the save was killed
             continue
         try:
             return prefix, _verify(prefix)
         except UserError as e:
-            print(f'WARNING: {prefix} is passed over: {e}')
+            print(f'WARNING: {prefix} is skipped: {e}')
             damaged = True
     if damaged:
-        raise UserError(f'no checkpoint in {directory} is whole: begin again with --overwrite')
+        raise UserError(f'no checkpoint in {directory} is intact: begin again with --overwrite')
     return None
 
 
@@ -168,7 +168,7 @@ def _verify(prefix: str) -> Any:
 
 
 def discard_after(directory: str, name: str) -> None:
-    """List `name` as the latest checkpoint of `directory`, and delete those of later steps."""
+    """List `name` as the latest checkpoint in `directory`; delete checkpoints of later steps."""
     before = _listed(directory)
     earlier = [other for other in before if step_of(other) < step_of(name)]
     keep = [*earlier, name]
@@ -185,7 +185,7 @@ def restore_state(prefix: str) -> Any:
     with tf_bundle.open_file(path) as manifest_file, tf_bundle.open_file(prefix + INDEX) as index:
         try:
             manifest = json.load(manifest_file)
-            if 'index_sha256' in manifest:  # of an earlier version
+            if 'index_sha256' in manifest:  # an earlier version of this program wrote it
                 found = hashlib.sha256(index.read()).hexdigest()
                 is_whole = 'state' in manifest and manifest['index_sha256'] == found
             else:

@@ -1,4 +1,4 @@
-"""Names of files in a checkpoint directory, and of tensors. Imports no numpy, for a fast --help.
+"""Names of files and tensors in checkpoints. Imports no numpy, for a fast --help.
 
 The files are written in this order; replacing the last file commits the checkpoint:
 
@@ -49,7 +49,7 @@ def parse_checkpoint_file(text: str) -> list[str]:
 
 
 def format_checkpoint_file(names: Sequence[str]) -> bytes:
-    """Return the `checkpoint` file of tf.train.Saver(save_relative_paths=True) for `names`."""
+    """Return a `checkpoint` file for `names`, as tf.train.Saver(save_relative_paths=True)."""
     lines = [f'model_checkpoint_path: "{names[-1]}"\n']
     for name in names:
         lines.append(f'all_model_checkpoint_paths: "{name}"\n')
@@ -57,7 +57,7 @@ def format_checkpoint_file(names: Sequence[str]) -> bytes:
 
 
 def resumable(directory: str) -> list[str]:
-    """Return names of the checkpoints with a resume.json, intact or damaged, the latest first."""
+    """Return the names of checkpoints with a resume.json, even damaged ones, the latest first."""
     paths = glob.glob(f'{glob.escape(directory)}/model.ckpt*{RESUME}')
     names = [os.path.basename(path).removesuffix(RESUME) for path in paths]
     return sorted(names, key=step_of, reverse=True)
@@ -70,12 +70,12 @@ def step_of(name: str) -> int:
 
 
 class VariableNames(Protocol):
-    """Translation of a network's own names to names in checkpoints, where scopes stay the same."""
+    """Interface that translates a network's parameter names to names in checkpoints."""
 
     def name_of(self, name: str) -> str:
-        """Return a parameter's or moment's name in checkpoints, e.g. for 'policy/heads.value.w'."""
+        """Return the checkpoint name for a parameter or moment, such as 'policy/heads.value.w'."""
         ...
 
     def variables(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return {name in checkpoints: detached view} of {own name: tensor}."""
+        """Return {name in checkpoints: detached view} for `tensors` {own name: tensor}."""
         ...

@@ -19,7 +19,7 @@ from lm_human_preferences.utils.event_files import masked_crc
 if TYPE_CHECKING:
     import torch
 
-# types.proto; numpy cannot map the types that are missing: strings, bfloat16, quantized ones
+# Types of types.proto, without those that numpy lacks: strings, bfloat16, quantized types
 DTYPES = {
     1: np.dtype('<f4'),
     2: np.dtype('<f8'),
@@ -51,11 +51,11 @@ RESTART_INTERVAL = 16
 
 
 class BundleError(UserError):
-    """A checkpoint is missing, damaged or not supported; the message names file and tensor."""
+    """Error: a checkpoint is missing, damaged or not supported. It names file and tensor."""
 
 
 def _fields(message: bytes) -> Iterator[tuple[tuple[int, int], Any]]:
-    """Yield ((field number, wire type), value) of the fields 1 to 7; ValueError for damage."""
+    """Yield ((field number, wire type), value) for fields 1 to 7; ValueError if damaged."""
     position = 0
     while position < len(message):
         tag, position = read_varint(message, position)
@@ -70,7 +70,7 @@ def _fields(message: bytes) -> Iterator[tuple[tuple[int, int], Any]]:
             value = message[position : position + size]
             position += size
         else:
-            raise ValueError('a field is of no known kind')
+            raise ValueError('a field has an unknown wire type')
         if position > len(message):
             raise ValueError('a field is truncated')
         if number <= 7:
@@ -78,7 +78,7 @@ def _fields(message: bytes) -> Iterator[tuple[tuple[int, int], Any]]:
 
 
 def _field(number: int, value: int | bytes) -> bytes:
-    """Return a serialized field; b'' for the number 0, which is the default."""
+    """Return a serialized field; b'' for the value 0, which is the default."""
     if isinstance(value, bytes):
         return varint(number << 3 | BYTES) + varint(len(value)) + value
     if value == 0:
@@ -89,7 +89,7 @@ def _field(number: int, value: int | bytes) -> bytes:
 def _parse_entry(message: bytes) -> _Entry:
     """Parse a BundleEntryProto."""
     fields = dict(_fields(message))
-    # A TensorShapeProto. One dimension more than numpy supports is enough to refuse the tensor.
+    # Read at most one dimension more than numpy supports, which is enough to refuse the tensor.
     shape = []
     for tag, dimension in itertools.islice(_fields(fields.get((2, BYTES), b'')), MAX_RANK + 1):
         if tag == (2, BYTES):
@@ -116,7 +116,7 @@ def open_file(path: str) -> BinaryIO:
 
 
 def _mapped(path: str) -> bytes | mmap.mmap:
-    """Map a file into memory until the last array on it is gone."""
+    """Map a file into memory for as long as an array refers to it."""
     with open_file(path) as f:
         if os.fstat(f.fileno()).st_size == 0:  # an empty file cannot be mapped
             return b''
@@ -124,7 +124,7 @@ def _mapped(path: str) -> bytes | mmap.mmap:
 
 
 class Bundle(collections.abc.Mapping[str, np.ndarray]):
-    """Read-only arrays of checkpoint `prefix`, verified at lookup; BundleError for damage."""
+    """Mapping {name: read-only array} of a checkpoint; BundleError at lookup of a damaged array."""
 
     def __init__(self, prefix: str | os.PathLike[str]) -> None:
         self.prefix = os.fspath(prefix)
@@ -134,12 +134,12 @@ class Bundle(collections.abc.Mapping[str, np.ndarray]):
         try:
             rows = dict(read_table(data))
             if b'' not in rows:
-                raise ValueError('it has no header')
+                raise ValueError('the index has no header')
             header = dict(_fields(rows.pop(b'')))  # a BundleHeaderProto
             self._n_shards = header.get((1, VARINT), 0)
             self._entries: dict[str, _Entry] = {}
             for key, row in rows.items():
-                if not key.startswith(b'\0'):  # else a piece of a partitioned variable
+                if not key.startswith(b'\0'):  # leave out pieces of partitioned variables
                     self._entries[key.decode()] = _parse_entry(row)
         except ValueError as e:
             raise BundleError(f'{self._index} is damaged or no checkpoint: {e}') from e
@@ -154,7 +154,7 @@ class Bundle(collections.abc.Mapping[str, np.ndarray]):
         return name in self._entries
 
     def shard_names(self) -> list[str]:
-        """Return the base names of the data files with the tensors."""
+        """Return the base names of the data files that hold the tensors."""
         shards = {entry.shard for entry in self._entries.values()}
         return [os.path.basename(self._shard_path(shard)) for shard in sorted(shards)]
 
@@ -194,11 +194,11 @@ class Bundle(collections.abc.Mapping[str, np.ndarray]):
 
 
 def write_values(file: BinaryIO, tensors: Mapping[str, np.ndarray | torch.Tensor]) -> bytes:
-    """Write {name: array or torch tensor}, reading one at a time; return the bytes of the index."""
+    """Write {name: array or torch tensor} one after another; return the content of the index."""
     header = _field(1, 1) + _field(3, _field(1, 1))  # one shard, version 1
     rows = [(b'', header)]
     offset = 0
-    for name in sorted(tensors):  # code points have the order of their bytes in UTF-8
+    for name in sorted(tensors):  # str sorts as its UTF-8 bytes do
         tensor: Any = tensors[name]
         if hasattr(tensor, 'detach'):  # a torch tensor
             tensor = tensor.detach().cpu()

@@ -1,1 +1,1 @@
-"""Data sets: a module with a generator of texts for each, independent of tokenisers and tasks."""
+"""Data sets: each module yields the texts of one, independently of tokenisers and tasks."""

@@ -1,4 +1,4 @@
-"""Passages of books, or queries of labels in their place: `sentiment` and `descriptiveness`."""
+"""Data set `books` of `sentiment` and `descriptiveness`: book passages, or queries of labels."""
 
 import contextlib
 import functools
@@ -14,7 +14,7 @@ from lm_human_preferences.utils.logging import announce
 PUBLIC = 'https://openaipublic.blob.core.windows.net/lm-human-preferences'
 URL = f'{PUBLIC}/datasets/book_passages/{{mode}}.jsonl'
 LABELS = f'{PUBLIC}/labels/descriptiveness/offline_5k.json'
-ENCODING = 'main'  # encoding of the published labels, which do not name it
+ENCODING = 'main'  # encoding of labels that name none, such as the published ones
 MIRROR = f'{storage.HUB}datasets/vwxyzjn/lm-human-preferences'
 MIRRORED = ('sentiment/offline_5k.json', 'descriptiveness/offline_5k.json')
 
@@ -56,7 +56,7 @@ def _passages(url: str, labels: str) -> Sequence[str | list[int]]:
 
 @contextlib.contextmanager
 def mirror_named_on_failure(path: str) -> Iterator[None]:
-    """Name the mirror of a published label file in the error if it cannot be read."""
+    """If the block cannot read the published label file `path`, name its mirror in the error."""
     try:
         yield
     except storage.StorageError as e:
@@ -91,5 +91,5 @@ def _queries(labels: str) -> list[str | list[int]]:
                 raise TypeError(query)
             queries[tuple(query)] = query
     except (KeyError, TypeError) as e:
-        raise UserError(f'{labels} is not a list of labels that each have a query') from e
+        raise UserError(f'{labels} must be a list of labels with a query each') from e
     return list(queries.values())

@@ -1,4 +1,4 @@
-"""Articles of CNN and the Daily Mail: the queries of `cnndm` (github.com/abisee/cnn-dailymail)."""
+"""Data set `cnndm`: articles of CNN and the Daily Mail (github.com/abisee/cnn-dailymail)."""
 
 import hashlib
 import random
@@ -11,7 +11,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 
 URL = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/datasets/cnndm'
-PREFETCH = 128  # stories to fetch at a time; a run needs a small part of the 312,000
+PREFETCH = 128  # stories downloaded at a time, as a run needs few of the 312,000
 DAILY_MAIL = ('dailymail.co.uk', 'mailonsunday.ie', 'lib.store.yahoo.net')
 CNN = ('cnn.com', 'cnn.hk')
 
@@ -32,7 +32,7 @@ def generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
 
 
 def get_path_of_url(url: str) -> str:
-    """Return the path of a web page's story, relative to the folder of its split."""
+    """Return the path of the story file for a web page's URL, relative to its split's folder."""
     if any(map(url.__contains__, DAILY_MAIL)):
         site = 'dailymail'
     elif any(map(url.__contains__, CNN)):
@@ -45,7 +45,7 @@ def get_path_of_url(url: str) -> str:
 
 
 def clean_up_start(text: str) -> str:
-    """Return the article without byline, '(CNN) --' and dates of updates."""
+    """Return an article without the byline, '(CNN) --' and dates of updates at its start."""
     if text.startswith('By'):
         text = '\n'.join(text.split('\n')[2:])
     text = re.split(r'\(CNN\) +--', text)[-1]

@@ -1,4 +1,4 @@
-"""Query files: a string, list of messages or record on each line, or a table; and their splits."""
+"""Query files (JSON lines or tables) and their splits into training and test texts."""
 
 import hashlib
 import itertools
@@ -10,11 +10,11 @@ from lm_human_preferences import storage
 from lm_human_preferences.datasets import messages
 from lm_human_preferences.errors import UserError
 
-TEST_SHARE = 10  # one text in ten belongs to the test split
+TEST_SHARE = 10  # one text in this many belongs to the test split
 
 
 class Query(NamedTuple):
-    """Query of a file. where: place to name in messages. columns: other fields of its record."""
+    """Query in a file. where: its place, for messages. columns: other fields of its record."""
 
     where: str
     text: str
@@ -63,8 +63,8 @@ def generator(
 ) -> Iterator[str]:
     """Yield the texts of the split `mode` of a file: train or test (also called valid).
 
-    UserError if it is empty. seen: function that returns what a policy sees of a text; texts that
-    look the same to the policy are in the same split.
+    UserError if the split is empty. seen: maps a text to what a policy reads of it; texts that look
+    the same to the policy are in the same split.
     """
     is_test = mode != 'train'
     own_file = file_of_test_part(path)
@@ -83,7 +83,7 @@ def generator(
 
 
 def part_of(path: str, mode: str) -> str:
-    """Return the name of the split `mode` of the file at `path`."""
+    """Return a description of the split `mode` of the file at `path`, for messages."""
     is_test = mode != 'train'
     own_file = file_of_test_part(path)
     if own_file is not None:
@@ -94,7 +94,7 @@ def part_of(path: str, mode: str) -> str:
 
 
 def file_of_test_part(path: str) -> str | None:
-    """Return the file of the test split if it exists: my.test.jsonl for my.jsonl, or .csv."""
+    """Return the separate file of the test split, such as my.test.csv for my.csv; None without."""
     found = _test_path(path)
     return found if storage.exists(found) else None
 
@@ -105,7 +105,7 @@ def _test_path(path: str) -> str:
 
 
 def is_test_text(text: str) -> bool:
-    """Return whether a text belongs to the test split, of a file without a separate test file."""
-    # By the text alone, so that it stays in its split when other texts are added.
+    """Return whether a text belongs to the test split (files without a separate test file)."""
+    # The text alone decides, so that it stays in its split when other texts are added.
     digest = hashlib.sha256(text.encode(errors='surrogatepass')).digest()
     return int.from_bytes(digest[:8]) % TEST_SHARE == 0

@@ -1,4 +1,4 @@
-"""Queries and dialogues in records: as fields, as lists of chat messages, as texts for people.
+"""Queries and dialogues in records of JSON, and their conversion to and from plain texts.
 
 People read a list of chat messages {"role", "content"} as
 
@@ -19,25 +19,25 @@ from lm_human_preferences.errors import UserError
 Message = dict[str, str]
 USER, ASSISTANT = 'user', 'assistant'
 ROLES = ('system', 'developer', USER, ASSISTANT, 'tool')
-OTHER_ROLES = {'human': USER, 'gpt': ASSISTANT}  # roles in ShareGPT files
-QUERIES = ('prompt', 'query', 'question', 'instruction', 'input')  # names of the query's field
-SYSTEMS = ('system', 'system_prompt')  # names of the system message's field
-# Matches a list of messages written as a text, such as in a cell of a table
+OTHER_ROLES = {'human': USER, 'gpt': ASSISTANT}  # ShareGPT's names for these roles
+QUERIES = ('prompt', 'query', 'question', 'instruction', 'input')  # fields that may hold the query
+SYSTEMS = ('system', 'system_prompt')  # fields that may hold the system message
+# Matches a list of messages that was written as a text, for example into a cell of a table
 WRITTEN_MESSAGES = re.compile(
     r"""\s*(\{\s*["']messages["']:\s*)?\[\s*\{\s*["'](role|content)["']:"""
 )
-INVISIBLE = {'Cc', 'Cf', 'Zl', 'Zp', 'Zs'}  # Unicode categories: controls and white space
+INVISIBLE = {'Cc', 'Cf', 'Zl', 'Zp', 'Zs'}  # Unicode categories of controls and white space
 _TURN = re.compile(rf'(?:\A|\n\n)({"|".join(ROLES)}): ')
 
 
 class UnusableError(UserError):
-    """Error: a message is not text, or two answers are to different queries."""
+    """Error: a message is not text, or two answers belong to different queries."""
 
 
 def as_plain(value: Any, where: str) -> list[Message] | None:
     """Return the chat messages in a JSON `value`, with texts as contents; None if it has none.
 
-    Contents that are lists of parts are joined; UnusableError for parts that are not texts.
+    A content that is a list of parts is joined; UnusableError if a part is not text.
     """
     messages = [value] if isinstance(value, dict) else value
     if not isinstance(messages, list) or not messages:
@@ -47,7 +47,7 @@ def as_plain(value: Any, where: str) -> list[Message] | None:
         if not isinstance(message, dict) or not isinstance(message.get('role'), str):
             return None
         if message.get('tool_calls') or message.get('function_call'):
-            raise UnusableError(f'{where}: a message has a call of a tool, which is not text')
+            raise UnusableError(f'{where}: a message has a tool call, which is not text')
         content = message.get('content')
         if isinstance(content, list):
             content = ''.join(_text_of_part(part, where) for part in content)
@@ -76,14 +76,14 @@ def _text_of_part(part: Any, where: str) -> str:
 
 
 def as_text(messages: Sequence[Message]) -> str:
-    """Return messages as a text: a single one as its content, several with their roles."""
+    """Return messages as one text: only the content of a single message, else roles as well."""
     if len(messages) == 1:
         return messages[0]['content']
     return '\n\n'.join(_with_role(message) for message in messages)
 
 
 def response_text(messages: Sequence[Message]) -> str:
-    """Return the text of a response and the messages after it, only the latter with roles."""
+    """Return a response and the messages after it as one text; the response without its role."""
     first, *others = messages
     return '\n\n'.join([first['content'], *map(_with_role, others)])
 
@@ -93,12 +93,12 @@ def _with_role(message: Message) -> str:
 
 
 def is_dialogue(text: str) -> bool:
-    """Return whether a text begins with the role of a message."""
+    """Return whether a text begins with a message's role, such as 'user: '."""
     return re.match(_TURN, text) is not None
 
 
 def as_messages(text: str) -> list[Message]:
-    """Return the messages of a dialogue; any other text is one message of the user."""
+    """Return the messages in a dialogue's text; any other text is one message of the user."""
     if not is_dialogue(text):
         return [{'role': USER, 'content': text}]
     _, *parts = _TURN.split(text)
@@ -106,20 +106,20 @@ def as_messages(text: str) -> list[Message]:
 
 
 def query_text(messages: Sequence[Message], where: str) -> str:
-    """Return the text of a query's messages; UserError if as_messages cannot restore them."""
+    """Return a query's messages as one text; UserError if as_messages cannot restore them."""
     text = as_text(messages)
     same = [{'role': message['role'], 'content': message['content']} for message in messages]
     if as_messages(text) != same:
         raise UserError(
-            f'{where}: these messages cannot be told apart as a text. A message without others must'
-            f' be of the user, roles must be {", ".join(ROLES)}, and no content may hold an empty'
+            f'{where}: these messages cannot be told apart as a text. A single message must be the'
+            f" user's, roles must be {', '.join(ROLES)}, and no content may hold an empty"
             " line before 'user: ' or another role"
         )
     return text
 
 
 def query_field(record: Mapping[str, Any], where: str) -> str | None:
-    """Return the name of the field that holds the query; UserError if several differ."""
+    """Return the name of the field that holds the query, or None; UserError if two differ."""
     found = None
     for name in QUERIES:
         value = record.get(name)
@@ -127,15 +127,15 @@ def query_field(record: Mapping[str, Any], where: str) -> str | None:
             continue
         if found is not None and not is_empty(record[found]) and value != record[found]:
             raise UserError(
-                f'{where} has two fields that may be the query, {found!r} and {name!r}: put all of'
-                ' it into one, and rename or leave out the other'
+                f'{where} has two fields that may be the query, {found!r} and {name!r}: put the'
+                ' whole query into one, and rename or leave out the other'
             )
         found = name
     return found
 
 
 def columns(record: Mapping[str, Any], known: Collection[str] = ()) -> dict[str, Any]:
-    """Return the fields of a record besides its query, system message and `known` ones."""
+    """Return a record's fields other than the query, the system message and `known` fields."""
     read = (*QUERIES, *SYSTEMS, *known)
     return {name: value for name, value in record.items() if name not in read}
 
@@ -148,7 +148,7 @@ def is_empty(value: Any) -> bool:
 
 
 def text_field(record: Mapping[str, Any], field: str, where: str) -> str:
-    """Return a text of a record; UserError if it is missing, or a list of messages as text."""
+    """Return the text in a record's `field`; UserError if missing, no text, or written messages."""
     text = record.get(field)
     if not isinstance(text, str):
         state = f'is a {type(text).__name__}' if field in record else 'is missing'
@@ -162,11 +162,11 @@ def text_field(record: Mapping[str, Any], field: str, where: str) -> str:
 
 
 def system_message(record: Mapping[str, Any], where: str) -> list[Message]:
-    """Return a list with the system message that a record has in a field of its own, or []."""
+    """Return [system message] if a record has a field for it, or else []; UserError if two."""
     names = [name for name in SYSTEMS if not is_empty(record.get(name))]
     given = {text_field(record, name, where) for name in names}
     if len(given) > 1:
-        raise UserError(f'{where} has two messages of the system, in {" and ".join(names)}')
+        raise UserError(f'{where} has two system messages, in {" and ".join(names)}')
     return [{'role': 'system', 'content': text} for text in given]
 
 

@@ -10,29 +10,29 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """Description of a data set."""
+    """Entry of a data set in the registry."""
 
-    name: str  # as in --task.query_dataset
-    summary: str  # for docs/options.md
-    # Has generator(mode, seed=0, shuffle=False), which yields texts of the split `mode`.
+    name: str  # value for --task.query_dataset
+    summary: str  # description in docs/options.md
+    # The module has generator(mode, seed=0, shuffle=False), which yields texts of the split `mode`.
     module: str
-    downloaded: bool = False  # downloaded when first used, so a dry run cannot check it
+    downloaded: bool = False  # whether it is downloaded at first use, so a dry run cannot check it
     labels_stand_in: bool = False  # whether queries of labels may replace lost texts
     seed_per_run: bool = False  # whether the run's seed sets the order, not --task.query_seed
     is_enumerable: bool = False  # whether an evaluation covers all its queries
-    loaded: Any = None  # object with the generator, if there is no module
+    loaded: Any = None  # object that has the generator, in place of a module
 
     def load(self) -> Any:
         return self.loaded or importlib.import_module(self.module)
 
 
-# Queries of the experiment `test`, as in the original's tests
+# Texts of the experiment `test` are random letters, as in the original's tests.
 LETTERS = 'abcdefghijklmnopqrstuvwxyz.'
-TEXT_LENGTH = 40  # letters
+TEXT_LENGTH = 40  # number of letters in a text
 
 
 def _letters(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
-    """Yield random letters without end, the same for the same seed and split."""
+    """Yield random texts without end; the same seed and split give the same texts."""
     rng = random.Random(f'{mode} {seed}')
     while True:
         yield ''.join(rng.choices(LETTERS, k=TEXT_LENGTH))
@@ -57,7 +57,7 @@ DATASETS = {info.name: info for info in _BUILTIN}
 
 
 def add(name: str, generator: Callable[..., Iterator[Any]]) -> None:
-    """Add a data set with a generator, see DatasetInfo.module; ValueError if its name is taken."""
+    """Register a data set. generator: see DatasetInfo.module. ValueError if the name is taken."""
     if name in DATASETS:
         raise ValueError(f'there is a data set {name!r} already')
     own = SimpleNamespace(generator=generator)
@@ -69,7 +69,7 @@ def choices() -> str:
 
 
 def info(name: str) -> DatasetInfo:
-    """Return the entry of a data set; any other name is the path of a query file."""
+    """Return a data set's entry; an unknown name is taken for the path of a query file."""
     if name in DATASETS:
         return DATASETS[name]
     return DatasetInfo(name, 'the strings of a .jsonl file', f'{_HERE}.jsonl')

@@ -30,8 +30,8 @@ STARTS = (
     'overall the {} was',
     'i thought the {} was',
 )
-RESPONSE = 3  # words in a response
-READERS = 10  # readers of each labelled review
+RESPONSE = 3  # number of words in a response
+READERS = 10  # number of simulated readers of each labelled review
 
 
 def _by_word(words: Mapping[float, str]) -> dict[str, float]:
@@ -42,7 +42,7 @@ def _by_word(words: Mapping[float, str]) -> dict[str, float]:
     return values
 
 
-# Values of words, positive for praise. Strong words are rarer, in praise and in blame.
+# A word's value is positive for praise. Strong words are rarer, in praise and in blame.
 PRAISE = _by_word(
     {1: 'good nice fresh', 1.5: 'funny clever', 2: 'moving great', 3: 'brilliant wonderful'}
 )
@@ -52,13 +52,13 @@ BLAME = _by_word(
 NEUTRAL = {'long': -0.3, 'quiet': 0, 'simple': 0.2, 'loud': -0.2}
 ENDINGS = {'sadly': -0.7, 'luckily': 0.7, 'throughout': 0, 'today': 0, 'indeed': 0}
 VALUES = PRAISE | BLAME | NEUTRAL | ENDINGS
-# Factors that multiply the value of the next adjective.
+# A degree or a negation multiplies the value of the next adjective by its factor.
 DEGREES = {'very': 1.5, 'really': 1.5, 'truly': 1.7, 'quite': 0.8}
 NEGATIONS = {'not': -0.8, 'never': -0.9, 'hardly': -0.6}
 JOINS = ('and', 'but')
 
-# Forms of a response and their weights; `Opposite` is an adjective that says the reverse of what is
-# meant.
+# {form of a response: its relative frequency}
+# `Opposite` is an adjective that says the reverse of the author's opinion.
 PATTERNS = {
     'Degree Degree Adjective': 10,
     'Degree Adjective Ending': 20,
@@ -90,7 +90,7 @@ def queries() -> list[str]:
 
 @functools.cache
 def responses(liked: bool) -> Mapping[str, float]:
-    """Return {response: probability} in reviews whose author liked the film, or did not."""
+    """Return {response: probability} for authors who `liked` the film, or who did not."""
     probabilities: dict[str, float] = collections.defaultdict(float)
     for pattern, weight in PATTERNS.items():
         prefixes = {(): weight / sum(PATTERNS.values())}
@@ -104,7 +104,7 @@ def responses(liked: bool) -> Mapping[str, float]:
 def _extended(
     prefixes: dict[tuple[str, ...], float], part: str, liked: bool
 ) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Yield (words, probability) for each prefix with each word that can stand for `part`."""
+    """Extend each prefix by each word that can stand for `part`; yield (words, probability)."""
     pools = {
         'Degree': DEGREES,
         'Negation': NEGATIONS,
@@ -122,7 +122,7 @@ def _extended(
 
 
 def generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
-    """Yield reviews without end, the same for the same seed and split (train, valid, test)."""
+    """Yield random reviews without end; the same seed and split give the same reviews."""
     rng = random.Random(f'reviews {mode} {seed}')
     subjects = list(SUBJECTS)
     texts = {}
@@ -139,7 +139,7 @@ def generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
 
 
 def labelled_reviews(mode: str, seed: int = 0) -> Iterator[tuple[str, float]]:
-    """Yield (review, fraction of its readers who took it for praise) without end."""
+    """Yield (review, fraction of READERS who took it for praise) without end."""
     rng = random.Random(f'readers {mode} {seed}')
     for review in generator(mode, seed):
         log_odds = sentiment(review.split()[-RESPONSE:])
@@ -149,12 +149,12 @@ def labelled_reviews(mode: str, seed: int = 0) -> Iterator[tuple[str, float]]:
 
 
 def sentiment(words: Iterable[str]) -> float:
-    """Return the sentiment of a response about the film, roughly -5 to 5."""
+    """Return the sentiment of a response, roughly from -5 (blame) to 5 (praise)."""
     total = 0
     factor = 1  # factor for the next word that has a value
     for word in words:
         if word == 'but':
-            total *= 0.5  # what follows counts more
+            total *= 0.5  # words after `but` count more than words before it
         elif word in VALUES:
             total += factor * VALUES[word]
             factor = 1

@@ -1,4 +1,4 @@
-"""Reddit posts whose authors added a summary: the queries of `tldr`."""
+"""Data set `tldr`: Reddit posts whose authors added a summary."""
 
 import random
 import re
@@ -13,12 +13,12 @@ URL = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/tldr/{mod
 
 
 def generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
-    """Yield the posts of the split `mode` (train, valid; test is valid), cleaned."""
+    """Yield the cleaned posts of the split `mode`: train, or valid (also for test)."""
     url = URL.format(mode='valid' if mode == 'test' else mode)
     posts = storage.read_json(url)
     is_list = isinstance(posts, list)
     if not is_list or not all(isinstance(post, dict) and 'content' in post for post in posts):
-        raise UserError(f'{url} is not a list of posts that each have a content')
+        raise UserError(f'{url} must be a list of posts with a content each')
     if shuffle:
         random.Random(seed).shuffle(posts)
     for post in posts:

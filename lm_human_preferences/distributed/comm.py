@@ -14,34 +14,34 @@ from lm_human_preferences.machine import process
 
 T = TypeVar('T')
 
-MEETING_SECONDS = 1  # interval of the ranks' messages while rank 0 works alone
+MEETING_SECONDS = 1  # seconds between the ranks' messages while rank 0 works alone
 
 
 class Gradients:
-    """Gradients of a single rank, which need no averaging."""
+    """Gradients of a single rank, without averaging; base class for several ranks."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         self.parameters = list(parameters)
 
     def zero_grad(self) -> None:
-        """Drop the gradients, before the first backward pass of an update."""
+        """Drop the gradients; call it before the first backward pass of an update."""
         for parameter in self.parameters:
             parameter.grad = None
 
     def require_sync(self) -> None:
-        """Announce the last backward pass of an update: averaging may overlap with it."""
+        """Say that the next backward pass is the update's last: averaging may overlap with it."""
 
     def synchronize(self) -> None:
-        """Wait until every gradient is its mean over ranks."""
+        """Wait until every gradient is averaged over ranks."""
 
 
 class Comm:
-    """Communication of a process that is the only rank; base class for several ranks.
+    """Communication between ranks, here for a single rank; base class for several ranks.
 
     All ranks must call the methods in the same order.
     """
 
-    name = 'nothing'  # the engine that averages gradients, as the console names it
+    name = 'nothing'  # engine that averages gradients, as printed on the console
     rank = 0  # number of this process, from 0
     size = 1  # number of ranks
     local_size = 1  # number of ranks on this host
@@ -62,10 +62,10 @@ class Comm:
         self.all_gather_object(None)
 
     def close(self) -> None:
-        """End the communication: after this, one rank may end before the others."""
+        """End the communication; afterwards, ranks may end one by one."""
 
     def all_reduce_mean(self, stats: Mapping[str, float], weight: float = 1.0) -> dict[str, float]:
-        """Return {name: weighted mean over ranks}; `stats` may be empty on ranks of weight 0."""
+        """Return {name: weighted mean over ranks}. stats: {name: number}; empty if weight is 0."""
         everything = self.all_gather_object((dict(stats), weight))
         counting = [(each, weight) for each, weight in everything if weight > 0]
         total = sum(weight for _, weight in counting)
@@ -88,7 +88,7 @@ class Comm:
                 return result
         is_done = threading.Event()
         with ThreadPoolExecutor(1) as thread:
-            # If a rank is lost in the thread, the message below fails, too.
+            # If another rank is lost, the thread's error is hidden, but the message below fails.
             thread.submit(self._meet_until, is_done)
             try:
                 result = work()
@@ -104,13 +104,13 @@ class Comm:
 
 @functools.cache
 def init_comm(allreduce: str = 'auto', seconds: int = ALLREDUCE_TIMEOUT) -> Comm:
-    """Return the communication of this process; UserError if the ranks cannot work together.
+    """Return this process's Comm; UserError if the ranks cannot work together.
 
     allreduce: one of ENGINES. seconds: how long ranks wait for each other.
     """
     if launch_methods.current().size == 1:
         process.limit_alone()
         return Comm()
-    # Imported here, as one rank does not need it, and by name, as it imports this module.
+    # A late import by name: a single rank does not need it, and it imports this module.
     torch_comm = importlib.import_module('lm_human_preferences.distributed.torch_comm')
     return torch_comm.TorchComm(allreduce, seconds)

@@ -1,4 +1,4 @@
-"""Averaging by Horovod over MPI, as in the original; its build is checked before loading."""
+"""Averaging by Horovod over MPI, as in the original, if Horovod was built for this MPI."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lm_human_preferences.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-_POLL_SECONDS = 0.001  # as in Horovod
+_POLL_SECONDS = 0.001  # interval of Horovod's own polling
 
 
 class Horovod:
@@ -30,19 +30,19 @@ class Horovod:
 
         self.seconds = seconds
         self.hvd: Any = horovod.torch
-        os.environ.setdefault('HOROVOD_FUSION_THRESHOLD', '0')  # tensors come in large buckets
+        os.environ.setdefault('HOROVOD_FUSION_THRESHOLD', '0')  # our buckets need no fusion
         if not torch.cuda.is_available():
-            # By default Horovod's thread wakes up each millisecond and slows the computation.
+            # By default, Horovod's thread wakes up every millisecond, which slows computation.
             os.environ.setdefault('HOROVOD_CYCLE_TIME', '10')
         self.hvd.init()
 
     def begin_sum(self, tensor: torch.Tensor) -> Callable[[], object]:
-        """Begin to overwrite `tensor` with its sum over ranks; return a function that waits."""
+        """Start replacing `tensor` by its sum over ranks; return a function that waits for it."""
         handle = self.hvd.allreduce_async_(tensor, op=self.hvd.Sum)
         return lambda: self._wait(handle)
 
     def _wait(self, handle: int) -> None:
-        """Wait for a sum; Horovod itself would wait for ever for a rank that is stopped."""
+        """Wait for a sum; RankLost after a time. Horovod would wait for a stopped rank for ever."""
         until = time.monotonic() + self.seconds
         while not self.hvd.poll(handle):
             if time.monotonic() > until:
@@ -57,14 +57,14 @@ class Horovod:
 
 
 def is_chosen(allreduce: str, family: Family | None) -> bool:
-    """Return whether ranks under this MPI average by Horovod; UserError if they must but cannot."""
+    """Return whether to average by Horovod; UserError if `allreduce` asks for it but it lacks."""
     if allreduce == 'torch':
         return False
     if is_usable(family):
         return True
     if allreduce == 'horovod':
         raise UserError(
-            '--run.allreduce horovod: there is none for this torch, with NCCL if there are GPUs,'
+            '--run.allreduce horovod: no Horovod fits this torch (with NCCL if there are GPUs)'
             f' under {family.name if family else "a launcher without MPI"}: compile it by `sh'
             ' tools/horovod.sh` for MPICH, or `MPI=openmpi sh tools/horovod.sh`, and start the'
             ' ranks by that mpiexec; or use auto'
@@ -73,7 +73,7 @@ def is_chosen(allreduce: str, family: Family | None) -> bool:
 
 
 def is_usable(family: Family | None) -> bool:
-    """Return whether there is a Horovod for these ranks; for another MPI, it would crash."""
+    """Return whether Horovod is installed and built for this MPI; otherwise it would crash."""
     if family is None or mpi_of_build() is not family:
         return False
     import torch
@@ -86,7 +86,7 @@ def is_usable(family: Family | None) -> bool:
 
 
 def mpi_of_build() -> Family | None:
-    """Return the MPI that Horovod was built against, without loading it; None if there is none."""
+    """Return the MPI that Horovod was built for, found without loading it; None without Horovod."""
     spec = importlib.util.find_spec('horovod')
     for folder in (spec and spec.submodule_search_locations) or ():
         for path in Path(folder, 'torch').glob('mpi_lib*.so'):

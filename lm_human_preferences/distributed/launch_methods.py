@@ -1,4 +1,4 @@
-"""Launch of ranks: by which launcher this process was started, and an mpiexec for `--mpi N`."""
+"""Launch of ranks: find the launcher of this process, or start an mpiexec for `--mpi N`."""
 
 import os
 import re
@@ -10,20 +10,20 @@ from typing import NamedTuple, NoReturn
 
 from lm_human_preferences.errors import UserError
 
-# Ports for Slurm jobs: above those of services, below those of outgoing connections.
+# Ports for Slurm jobs lie above the ports of services, below those of outgoing connections.
 _FIRST_PORT, _PORT_COUNT = 10240, 20480
-# Variables that torch.distributed reads by env://. torchrun sets them, and so do Azure ML and
-# operators of Kubernetes without torchrun.
+# torch.distributed reads these variables. They are set by torchrun, Azure ML and Kubernetes'
+# operators.
 _TORCH_VARIABLES = ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
-TERMINAL = 'LMHP_TERMINAL'  # variable: whether the ranks' output goes to a terminal
-# What our own mpiexec's ranks must not inherit
+TERMINAL = 'LMHP_TERMINAL'  # variable that says whether the ranks' output goes to a terminal
+# Prefixes of variables that the ranks of our own mpiexec must not inherit
 _OF_OTHER_LAUNCHERS = ('OMPI_COMM_WORLD_', 'PMI_', 'PMIX_')
-# Start the ranks on this host, whatever hosts a batch system offers.
+# Options that start the ranks on this host, whatever hosts a batch system offers
 _HERE = ('-rmk', 'user', '-launcher', 'fork')
 
 
 class Family(NamedTuple):
-    """MPI libraries that are compatible with each other, and the name that programs link to."""
+    """Family of compatible MPI libraries. soname: the library name that programs link to."""
 
     name: str
     soname: str
@@ -38,8 +38,8 @@ class Launch(NamedTuple):
 
     launcher: str = 'none'
     size: int = 1
-    rank: int = 0  # from 0
-    family: Family | None = MPICH  # MPI by which ranks meet; None: they meet without MPI
+    rank: int = 0  # number of this process, counted from 0
+    family: Family | None = MPICH  # MPI over which ranks meet; None: they meet without MPI
 
     @property
     def decides_size(self) -> bool:
@@ -53,7 +53,7 @@ class Launch(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """Address of the store where ranks meet. job: prefix of its keys, new at each restart."""
+    """Address of the store where ranks meet. job: prefix of keys, different after a restart."""
 
     address: str
     port: int
@@ -61,14 +61,14 @@ class Endpoint(NamedTuple):
 
 
 def current() -> Launch:
-    """Return how this process was launched; a launcher may have been started by another."""
+    """Return how this process was launched, by its environment variables."""
     is_torch = all(os.environ.get(name) for name in _TORCH_VARIABLES)
     # torchrun may itself be started by mpiexec or srun, once on each host.
     if is_torch and 'TORCHELASTIC_RUN_ID' in os.environ:
         return _by_torch()
     for family, prefix in ((OPEN_MPI, 'OMPI_COMM_WORLD'), (MPICH, 'PMI')):
         size = _number(f'{prefix}_SIZE')
-        if size:  # `srun --mpi=pmi2` sets the variables of MPICH, too
+        if size:  # set by mpiexec, and for MPICH also by `srun --mpi=pmi2`
             return Launch(f'mpiexec of {family.name}', size, _number(f'{prefix}_RANK'), family)
     if is_torch:
         return _by_torch()
@@ -80,7 +80,7 @@ def current() -> Launch:
 
 
 def _by_torch() -> Launch:
-    """Return a launch by the variables of torch.distributed; UserError if they are wrong."""
+    """Return the launch that torch.distributed's variables describe; UserError if invalid."""
     size, rank = _number('WORLD_SIZE'), _number('RANK')
     if rank >= size:
         raise UserError(f'RANK must be below WORLD_SIZE, which is {size}, not {rank}')
@@ -88,7 +88,7 @@ def _by_torch() -> Launch:
 
 
 def endpoint() -> Endpoint:
-    """Return where ranks without MPI meet; under srun the port depends on job and step."""
+    """Return the store's address for ranks without MPI; under srun, its port depends on the job."""
     address, port = os.environ.get('MASTER_ADDR', ''), _number('MASTER_PORT')
     if current().launcher == 'srun':
         step, restarts = _number('SLURM_STEP_ID'), _number('SLURM_RESTART_COUNT')
@@ -107,7 +107,7 @@ def endpoint() -> Endpoint:
 
 
 def local_rank() -> int:
-    """Return this rank's number on its host, as far as the launcher says, else 0."""
+    """Return this rank's number on its host; 0 if the launcher does not tell it."""
     return _number('OMPI_COMM_WORLD_LOCAL_RANK', 'MPI_LOCALRANKID', 'SLURM_LOCALID', 'LOCAL_RANK')
 
 
@@ -118,7 +118,7 @@ def first_host(hosts: str) -> str:
 
 
 def _number(*variables: str) -> int:
-    """Return the value of the first environment variable that is set, else 0."""
+    """Return the number in the first of `variables` that is set, else 0; or UserError."""
     for name in variables:
         value = os.environ.get(name)
         if value and not value.isdecimal():
@@ -133,18 +133,18 @@ def become_mpiexec(size: int) -> NoReturn:
     is_terminal = sys.stdout.isatty() and sys.stderr.isatty()
     variables = rank_environment()
     variables[TERMINAL] = str(is_terminal)
-    if is_terminal:  # ranks write into pipes and cannot ask for its width
+    if is_terminal:  # ranks write into pipes, and cannot find out the terminal's width
         columns = shutil.get_terminal_size().columns
         variables.update(COLUMNS=str(columns), TQDM_NCOLS=str(columns - 1))
     words = [*mpiexec_words(size), sys.executable, *sys.orig_argv[1:]]
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # mpiexec would complain that Python ignores it
-    # No input: a terminal stops programs in the background that read from it.
+    # Read from /dev/null, as a terminal stops background programs that read from it.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.execve(words[0], words, variables)
 
 
 def mpiexec_words(size: int) -> list[str]:
-    """Return the words of an mpiexec for `size` ranks here, without the command of the ranks."""
+    """Return the words of an mpiexec command for `size` ranks, without the ranks' own command."""
     mpiexec = Path(sys.executable).with_name('mpiexec')
     if not mpiexec.exists():
         raise UserError(
@@ -154,8 +154,8 @@ def mpiexec_words(size: int) -> list[str]:
 
 
 def rank_environment() -> dict[str, str]:
-    """Return the environment of mpiexec and its ranks."""
+    """Return the environment variables for mpiexec and its ranks."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith(_OF_OTHER_LAUNCHERS)}
-    # By default ranks listen on all networks, though all of them are on this host.
+    # All ranks are on this host: do not listen on other networks, as UCX does by default.
     variables.setdefault('UCX_NET_DEVICES', 'lo')
     return variables

@@ -1,4 +1,4 @@
-"""Meeting of ranks at a store of torch.distributed; MPI, network, and who reports an error."""
+"""Meeting of ranks at a store of torch.distributed: MPI, network, and who reports an error."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 LOOPBACK = '127.0.0.1'
-CONNECT_SECONDS = 5  # timeout of a connection to an address of the first host
+CONNECT_SECONDS = 5  # timeout for a connection to an address of rank 0's host
 _POLL_SECONDS = 0.05
-STORE_SECONDS = 2  # if the store takes longer to answer, its rank is stopped
+STORE_SECONDS = 2  # a store that takes longer to answer is taken to be stopped
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 _store: Store | None = None  # the store where this rank has met the others
 
 
 class RankLost(Exception):
-    """Another rank has ended, is stopped, or did not come in time."""
+    """Error: another rank has ended, is stopped, or did not come in time."""
 
 
 class AllStopped(KeyboardInterrupt):
@@ -62,19 +62,19 @@ def meet(seconds: int) -> Store:
 
 
 def is_reporter(*, is_lost: bool) -> bool:
-    """Return whether this rank is the one that reports its error.
+    """Return whether this rank is the one to report its error; no other rank then does.
 
     is_lost: whether the error is that another rank is lost.
     """
     if _store is None:
-        return launch_methods.local_rank() == 0  # before ranks meet, all have the same error
+        return launch_methods.local_rank() == 0  # all ranks have the same error before they meet
     own = str(launch_methods.current().rank)
     first = ThreadPoolExecutor(1).submit(_store.compare_set, 'failed', '', own)
     try:
         return first.result(STORE_SECONDS).decode() == own
-    except TimeoutError:  # rank 0, which has the store, is stopped
+    except TimeoutError:  # rank 0, which serves the store, is stopped
         return True
-    except RuntimeError:  # rank 0 has ended, and it or its launcher has said why
+    except RuntimeError:  # rank 0 has ended; it or its launcher has reported why
         return not is_lost
 
 
@@ -93,7 +93,7 @@ def _meet_over_mpi(launch: Launch, family: Family) -> tuple[Endpoint, socket.soc
     message = bytearray(1 << 16)
     if launch.rank == 0:
         listener = socket.create_server((LOOPBACK if is_one_host else '', 0))
-        # The prefix of the keys is a secret, as other users of these hosts may reach the store.
+        # The keys' prefix is a random secret, as other users of these hosts may reach the store.
         found = secrets.token_hex(16), listener.getsockname()[1], list(interfaces())
         message[:] = json.dumps(found).encode().ljust(len(message))
     world.Bcast(message)  # as bytes: mpi4py would pickle an object
@@ -102,17 +102,17 @@ def _meet_over_mpi(launch: Launch, family: Family) -> tuple[Endpoint, socket.soc
 
 
 def load_mpi(family: Family) -> ModuleType:
-    """Return mpi4py.MPI with a library of `family`, unless the user has named another.
+    """Import mpi4py.MPI with a library of `family`, unless the user has named another library.
 
-    By default mpi4py loads the first library that it finds. If the library is of another family, a
-    rank sees a world of one rank, or MPI ends the rank.
+    By default mpi4py loads the first library that it finds. If that is of another family than the
+    launcher's, a rank sees a world of one rank, or MPI ends the rank.
     """
     os.environ.setdefault('MPI4PY_LIBMPI', os.pathsep.join(_libraries(family.soname)))
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as e:
         raise UserError(
-            f'{family.name} started these ranks, but mpi4py loads no {family.soname}'
+            f'{family.name} started these ranks, but mpi4py cannot load {family.soname}'
             f' ({" ".join(str(e).split())}): name it by MPI4PY_LIBMPI=/path/to/{family.soname}, or'
             ' start the ranks by the MPICH that `sh tools/setup.sh` installs, or by torchrun'
         ) from e
@@ -120,7 +120,7 @@ def load_mpi(family: Family) -> ModuleType:
 
 
 def _libraries(soname: str) -> list[str]:
-    """Return paths to look for the library: beside the launcher, in this environment, anywhere."""
+    """Return paths to try for a library: beside the launcher, in this environment, anywhere."""
     prefixes = [Path(sys.prefix)]
     with contextlib.suppress(OSError):  # another user owns the launcher
         prefixes.insert(0, Path(os.readlink(f'/proc/{os.getppid()}/exe')).parents[1])
@@ -130,7 +130,7 @@ def _libraries(soname: str) -> list[str]:
 
 
 def _unlink_shared_memory() -> None:
-    """Unlink MPICH's shared memory, open in all ranks, so that killed ranks leave none behind."""
+    """Unlink MPICH's shared memory once all ranks have opened it, so that kills leave no files."""
     maps = Path('/proc/self/maps').read_text()
     for path in set(re.findall(r'/dev/shm/mpich_\S+$', maps, re.MULTILINE)):
         Path(path).unlink(missing_ok=True)
@@ -144,7 +144,7 @@ def leave_mpi() -> None:
 
 
 def listen(place: Endpoint) -> socket.socket:
-    """Return a socket that listens at the address of the store; UserError if it cannot."""
+    """Return a socket that listens at the store's address; UserError if that fails."""
     is_one_host = place.address in (LOOPBACK, 'localhost')
     try:
         return socket.create_server((LOOPBACK if is_one_host else '', place.port))
@@ -156,7 +156,7 @@ def listen(place: Endpoint) -> socket.socket:
 
 
 def open_store(place: Endpoint, listener: socket.socket | None, seconds: int) -> Store:
-    """Connect to the store, which this process serves if it has the `listener`; or RankLost."""
+    """Connect to the store, served by this process if it has a `listener`; or RankLost."""
     import torch.distributed
 
     dist: Any = torch.distributed
@@ -175,7 +175,7 @@ def open_store(place: Endpoint, listener: socket.socket | None, seconds: int) ->
 
 
 def _wait(is_there: Callable[[], bool], seconds: float, late: str) -> None:
-    """Wait until `is_there()`, as torch does, but heeding signals; RankLost(late) in the end."""
+    """Wait until `is_there()` is true; RankLost(late) after `seconds`. Signals can interrupt it."""
     end = time.monotonic() + seconds
     while not is_there():
         if time.monotonic() > end:
@@ -200,7 +200,7 @@ def choose_interface(store: Store, place: Endpoint, launch: Launch, seconds: flo
     _wait(lambda: store.check(keys), seconds, late)
     for key in keys:
         address = store.get(key).decode()
-        if address not in here:  # the first host needs the route to another host
+        if address not in here:  # on rank 0's host, choose the interface towards another host
             own = _address_towards(address)
             break
     if own in here:
@@ -210,7 +210,7 @@ def choose_interface(store: Store, place: Endpoint, launch: Launch, seconds: flo
 def _address_towards(address: str) -> str:
     """Return this host's own IPv4 address on the route to `address`; '' if there is no route."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 1))  # UDP: this sends nothing
+        probe.connect((address, 1))  # UDP: connecting sends nothing
         return probe.getsockname()[0]
     return ''
 
@@ -220,16 +220,16 @@ def interfaces() -> dict[str, str]:
     names = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # it has no IPv4 address
+            with contextlib.suppress(OSError):  # the interface has no IPv4 address
                 answer = fcntl.ioctl(probe, _SIOCGIFADDR, name.encode().ljust(256, b'\0'))
                 names[socket.inet_ntoa(answer[20:24])] = name
     return names
 
 
 def reachable(addresses: Sequence[str], port: int) -> str:
-    """Return the first of the first host's `addresses` that accepts a connection, or UserError."""
+    """Return the first address of rank 0's host that accepts a connection; UserError if none."""
     own = interfaces()
-    # An address that this host has, too, such as a container bridge's, does not reach another.
+    # Skip addresses that this host has, too: a container bridge's does not reach another host.
     foreign = [address for address in addresses if address not in own]
     for address in foreign or addresses:
         if _answers(address, port):

@@ -25,14 +25,14 @@ from lm_human_preferences.distributed.comm import Comm, Gradients, T
 from lm_human_preferences.distributed.meeting import RankLost
 from lm_human_preferences.machine import process
 
-_TENSOR = '\0tensor'  # key of the JSON objects that stand for tensors; no other object has it
-# Small enough to overlap with the backward pass, large enough that latency does not matter.
+_TENSOR = '\0tensor'  # key that marks a JSON object as a tensor; no other object has it
+# Buckets of this size overlap with the backward pass, and hide latency.
 BUCKET_BYTES = 64 << 20
-STACKS_SECONDS = 5  # between the timeout and the print of stacks
+STACKS_SECONDS = 5  # seconds after the timeout until stacks are printed
 
 
 class TorchComm(Comm):
-    """Several ranks that have met at a store, with a process group of torch.distributed."""
+    """Communication between several ranks, which meet at a store, by torch.distributed."""
 
     def __init__(self, allreduce: str, seconds: int) -> None:
         """allreduce: one of ENGINES. seconds: how long ranks wait for each other."""
@@ -40,7 +40,7 @@ class TorchComm(Comm):
         launch = launch_methods.current()
         self.rank, self.size = launch.rank, launch.size
         timeout = datetime.timedelta(seconds=seconds)
-        # MPI_Init, or a store at a wrong address, may wait for ever. Then ranks print their stacks.
+        # MPI_Init, or a wrong store address, may wait for ever: print stacks and exit then.
         later = seconds + STACKS_SECONDS * (2 if self.rank else 1)
         faulthandler.dump_traceback_later(later, exit=True, file=sys.__stderr__ or sys.stderr)
         group = {'rank': self.rank, 'world_size': self.size, 'timeout': timeout}
@@ -61,10 +61,10 @@ class TorchComm(Comm):
             self.name = 'torch (nccl)'
 
     def _share_host(self) -> None:
-        """Choose this rank's GPU, or its number of threads if no rank of the host sees a GPU."""
+        """Choose this rank's GPU, or its number of threads if no rank on this host sees a GPU."""
         devices = range(torch.cuda.device_count())
         gpus = [str(torch.cuda.get_device_properties(each).uuid) for each in devices]
-        # Containers of one host have its boot id, but processors and memory of their own.
+        # The boot id alone is not enough: containers of a host share it, but not its processors.
         host = f'{socket.gethostname()} {Path("/proc/sys/kernel/random/boot_id").read_text()}'
         own = host, gpus, sorted(os.sched_getaffinity(0))
         of_ranks = self.all_gather_object(own)
@@ -81,7 +81,7 @@ class TorchComm(Comm):
         return OverlappedGradients(parameters, self.size, self._begin_sum)
 
     def _begin_sum(self, tensor: torch.Tensor) -> Callable[[], object]:
-        """Begin to overwrite `tensor` with its sum over ranks; return a function that waits."""
+        """Start replacing `tensor` by its sum over ranks; return a function that waits for it."""
         if self.horovod:
             return self.horovod.begin_sum(tensor)
         with noticing_lost_ranks():
@@ -93,7 +93,7 @@ class TorchComm(Comm):
         for tensor in tensors:
             host = tensor.detach().cpu().contiguous()
             if host.numel():
-                with noticing_lost_ranks():  # as bytes: Gloo does not know all types
+                with noticing_lost_ranks():  # send bytes, as Gloo does not know all dtypes
                     self.dist.broadcast(host.reshape(-1).view(torch.uint8), src=0)
             tensor.detach().copy_(host)
 
@@ -101,14 +101,14 @@ class TorchComm(Comm):
         """Return the `value` of every rank; see `encode` for possible types."""
         message = bytearray(encode(value))
         lengths = self._all_gather(torch.tensor([len(message)]))
-        padded = message.ljust(int(max(lengths)))  # JSON may end in spaces
+        padded = message.ljust(int(max(lengths)))  # JSON allows spaces at the end
         values = []
         for received in self._all_gather(torch.frombuffer(padded, dtype=torch.uint8)):
             values.append(decode(received.numpy().tobytes()))
         return values
 
     def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Return the `tensor` of every rank; all have the same shape."""
+        """Return every rank's `tensor`; all must have the same shape."""
         tensors = [torch.empty_like(tensor) for _ in range(self.size)]
         with noticing_lost_ranks():
             self.dist.all_gather(tensors, tensor)
@@ -123,10 +123,10 @@ class TorchComm(Comm):
 
 
 class OverlappedGradients(Gradients):
-    """Gradients averaged in large buckets, last parameters first, during the last backward pass.
+    """Gradients that are averaged in large buckets while the last backward pass still computes.
 
-    A parameter's `grad` becomes a view of its bucket, 0 where the loss does not reach it.
-    begin_sum: begins to sum a tensor over `size` ranks, and returns a function that waits.
+    The last parameters come first. A parameter's `grad` becomes a view of its bucket, 0 if the loss
+    does not depend on it. begin_sum: see TorchComm._begin_sum.
     """
 
     def __init__(
@@ -138,12 +138,12 @@ class OverlappedGradients(Gradients):
         super().__init__(parameters)
         self.size = size
         self.begin_sum = begin_sum
-        self.buckets: list[torch.Tensor] = []  # each is a vector
+        self.buckets: list[torch.Tensor] = []  # vectors of concatenated gradients
         # {parameter: (index of its bucket, view of its values in the bucket)}
         self.bucket_views: dict[torch.Tensor, tuple[int, torch.Tensor]] = {}
-        # How many gradients each bucket still waits for; None before the last backward pass.
+        # pending: per bucket, number of missing gradients; None before the last backward pass
         self.pending: list[int] | None = None
-        self.waits: list[Callable[[], object]] = []  # one for each bucket sent so far, in order
+        self.waits: list[Callable[[], object]] = []  # functions that wait for the buckets sent
         reverse = self.parameters[::-1]
         for _, alike in itertools.groupby(reverse, lambda each: (each.dtype, each.device)):
             members: list[torch.Tensor] = []
@@ -156,8 +156,8 @@ class OverlappedGradients(Gradients):
                 self._add_bucket(members)
 
     def _add_bucket(self, members: list[torch.Tensor]) -> None:
-        # A weak reference, since this object holds the parameters: if their hooks held it in turn,
-        # none of them would ever be freed.
+        # The hook holds a weak reference to this object, which holds the parameters:
+        # a strong reference would be a cycle, and would keep the parameters' memory.
         on_gradient: Any = weakref.WeakMethod(self._on_gradient)
         sizes = [parameter.numel() for parameter in members]
         bucket = torch.zeros(sum(sizes), dtype=members[0].dtype, device=members[0].device)
@@ -172,7 +172,7 @@ class OverlappedGradients(Gradients):
             self.pending[bucket] += 1
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
-        """Copy a gradient into its bucket in the last backward pass, and send full buckets."""
+        """In the last backward pass, copy a new gradient into its bucket, and send full buckets."""
         if not self.pending:
             return
         self._fill(parameter)
@@ -193,7 +193,7 @@ class OverlappedGradients(Gradients):
         self.waits.append(self.begin_sum(self.buckets[len(self.waits)]))
 
     def synchronize(self) -> None:
-        """Send the buckets that the last backward pass did not fill, and wait for all means."""
+        """Send the buckets that the backward pass has not filled, and wait for all averages."""
         for parameter, (_, view) in self.bucket_views.items():
             if parameter.grad is not view:
                 self._fill(parameter)
@@ -207,25 +207,25 @@ class OverlappedGradients(Gradients):
 
 @contextlib.contextmanager
 def noticing_lost_ranks() -> Iterator[None]:
-    """Turn a lost connection, or a timeout, within the block into a `RankLost`."""
+    """Turn a lost connection or a timeout within the block into a `RankLost`."""
     try:
         yield
     except RuntimeError as error:
-        # Gloo raises plain RuntimeErrors; the process group's other errors are DistErrors.
+        # Gloo raises plain RuntimeErrors; other errors of torch.distributed are DistErrors.
         if not isinstance(error, torch.distributed.DistError) and type(error) is not RuntimeError:
             raise
-        # Leave out the place in Gloo's source, and Gloo's advice.
+        # Remove the position in Gloo's source code, and Gloo's advice, from the message.
         reason = re.sub(r'^\[\S+\] |\.( This is typically .*)?$', '', str(error).splitlines()[0])
         raise RankLost(f'{reason}; see --run.allreduce_timeout') from error
 
 
 def encode(value: Any) -> bytes:
-    """Return `value` as JSON, as pickles could run code; TypeError for types not to be sent."""
+    """Return `value` as JSON (a pickle could run code); TypeError for types that JSON lacks."""
     return json.dumps(value, default=_encode_numbers).encode()
 
 
 def decode(message: bytes) -> Any:
-    """Return the value that was encoded, but tuples as lists, and tensors on the CPU."""
+    """Return the encoded value, with tuples as lists, and tensors on the CPU."""
     return json.loads(message, object_hook=_decode_tensor)
 
 
@@ -233,7 +233,7 @@ def _encode_numbers(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if not isinstance(value, torch.Tensor):
-        raise TypeError(f'ranks do not send each other {type(value)}')
+        raise TypeError(f'ranks cannot send values of {type(value)} to each other')
     tensor = value.detach().cpu().contiguous()
     return {_TENSOR: base64.b64encode(safetensors.torch.save({_TENSOR: tensor})).decode()}
 

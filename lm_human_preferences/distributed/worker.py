@@ -1,4 +1,4 @@
-"""Process of a rank: it ends with its launcher, and one rank reports an error for all."""
+"""Process of a rank: it ends with its launcher, and only one rank reports an error."""
 
 import ctypes
 import faulthandler
@@ -17,15 +17,15 @@ from lm_human_preferences.machine import environment
 from lm_human_preferences.utils import stop_signals, streams
 from lm_human_preferences.utils.streams import error_line
 
-_PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent has ended
-PRINT_SECONDS = 0.5  # for the launcher to pass on a rank's output before it ends all
-REPORT_SECONDS = 3  # for another rank to report an error, which may read the run's files
+_PR_SET_PDEATHSIG = 1  # Linux: sets the signal that a process gets when its parent has ended
+PRINT_SECONDS = 0.5  # time for the launcher to pass on a rank's output before it ends all ranks
+REPORT_SECONDS = 3  # time for another rank to report an error, which may read the run's files
 
 _clean_ups: list[Callable[[], object]] = []
 
 
 def become_rank() -> None:
-    """Make this rank end with its launcher; rank 0 prints line by line, others nothing."""
+    """Make this rank end with its launcher; rank 0 prints line by line, others print nothing."""
     launch = launch_methods.current()
     if not launch.decides_size:
         return
@@ -40,7 +40,7 @@ def become_rank() -> None:
         streams.mute_notes(True)  # the process that became mpiexec has printed them
     if terminal == 'True':
         sys.stderr.isatty = lambda: True
-        os.dup2(streams.STDERR, streams.STDOUT)  # lines and progress bars stay in order
+        os.dup2(streams.STDERR, streams.STDOUT)  # one stream keeps lines and progress bars in order
 
 
 def run_job(
@@ -48,7 +48,7 @@ def run_job(
     arguments: dict[str, Any],
     at_stop: Callable[[], None],
 ) -> NoReturn:
-    """Do a job on this rank, and end the process.
+    """Do a job on this rank, and end the process with the job's status.
 
     load: imports and returns the job. at_stop: called on rank 0 after a signal ended the job.
     """
@@ -65,7 +65,7 @@ def run_job(
             from lm_human_preferences.distributed import comm  # now that torch is loaded
 
             run = getattr(arguments.get('hparams'), 'run', None)
-            if run is None:  # no training, so no gradients to average
+            if run is None:  # the job is no training, and has no gradients to average
                 ranks = comm.init_comm('torch')
             else:
                 ranks = comm.init_comm(run.allreduce, run.allreduce_timeout)
@@ -85,7 +85,7 @@ def run_job(
 
 
 def _end_all_ranks(error: BaseException, at_stop: Callable[[], None]) -> NoReturn:
-    """Report `error` unless another rank does, and end this rank; its launcher ends the others."""
+    """Report `error` unless another rank does; end this rank. The launcher ends the others."""
     faulthandler.cancel_dump_traceback_later()
     for number in (signal.SIGINT, *stop_signals.TO_STOP):
         signal.signal(number, signal.SIG_IGN)  # so that this rank ends with its own status
@@ -99,7 +99,7 @@ def _end_all_ranks(error: BaseException, at_stop: Callable[[], None]) -> NoRetur
         is_lost = isinstance(error, meeting.RankLost)
         if is_lost:
             status, text = 1, f'error: rank {rank} has lost another: {error}'
-            time.sleep(PRINT_SECONDS)  # another rank's error may be the reason
+            time.sleep(PRINT_SECONDS)  # let the lost rank report first: its error may be the reason
         elif isinstance(error, UserError):
             status, text = 2, error_line(error)
         else:
@@ -107,7 +107,7 @@ def _end_all_ranks(error: BaseException, at_stop: Callable[[], None]) -> NoRetur
         is_reporter = meeting.is_reporter(is_lost=is_lost)
     if is_reporter and text:
         print(text, file=sys.__stderr__, flush=True)
-    # The launcher ends all ranks after the first: the others wait, to keep the store until then.
+    # The launcher ends all ranks once one has ended: other ranks wait, to keep the store meanwhile.
     time.sleep(PRINT_SECONDS if is_reporter else REPORT_SECONDS)
     _exit(status)
 

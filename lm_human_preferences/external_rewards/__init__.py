@@ -1,1 +1,1 @@
-"""Rewards that read decoded texts: a function of the user's, or a classifier."""
+"""Rewards that read texts, not tokens: a user's Python function, or a classifier."""

@@ -1,4 +1,4 @@
-"""Reward of a sequence classifier of transformers: --rewards.trained_model DIRECTORY.
+"""Reward by a sequence classifier of transformers: --rewards.trained_model DIRECTORY.
 
 The reward is its single output, or the log odds of one of its classes. The classifier has a
 tokeniser of its own. Sequences of different lengths are never padded to one length, since the
@@ -29,21 +29,21 @@ from lm_human_preferences.training import model_sizes
 from lm_human_preferences.utils.core import default_device
 from lm_human_preferences.utils.rendering import TemplateError, render
 
-BATCH = 16_384  # most tokens in one forward pass
-# Stands for a missing padding token, without which transformers would take only one text at a time.
-# No token equals it, so the last token of every text is read.
+BATCH = 16_384  # largest number of tokens in one forward pass
+# Replaces a missing padding token, without which transformers takes only one text at a time.
+# No token has this id, so the score is read at the last token of every text.
 NO_TOKEN = -1
 CONFIG = 'config.json'
 MODEL_CLASS = 'AutoModelForSequenceClassification'
-KIND = 'ForSequenceClassification'  # ending of the class names of such models
+KIND = 'ForSequenceClassification'  # ending of classifiers' class names
 MOST_LABELS = 10_000  # a config with more labels is damaged
-TYPES = 'token_type_ids'  # name of the input that numbers the segments of a text
+TYPES = 'token_type_ids'  # transformers' name for the input with segment numbers
 Tokens = list[tuple[int, int]]  # [(token id, segment type), ...]
-_AS_SAVED = {'sinusoidal_pos_embds': False}  # load positions from the file, not compute them
+_AS_SAVED = {'sinusoidal_pos_embds': False}  # load position embeddings instead of computing them
 
 
 class Classifier(TextScorer):
-    """Frozen classifier (path or hf://ORG/NAME): its one output, or the log odds of a class."""
+    """Frozen classifier. Scores are its only output, or the log odds of the class `class_name`."""
 
     def __init__(
         self, directory: str, class_name: str | None = None, *, chat: bool = False
@@ -62,10 +62,10 @@ class Classifier(TextScorer):
             self._constant = float(getattr(config, 'reward_constant', 0.0))
             found = self._logits_of([[(0, 0), (0, 0)]]) + self._constant
         if found.shape != (1, config.num_labels) or not found.isfinite().all():
-            raise UserError(f'{directory} does not give a text {config.num_labels} finite scores')
+            raise UserError(f'{directory}: a text must get {config.num_labels} finite scores')
 
     def score(self, texts: Sequence[Texts]) -> torch.Tensor:
-        """Return scores (texts,), float32; UserError where one is not finite."""
+        """Return scores (texts,), float32; UserError if a score is not finite."""
         rows = self._tokens(texts)
         by_length: dict[int, list[int]] = {}
         for number, row in enumerate(rows):
@@ -76,7 +76,7 @@ class Classifier(TextScorer):
             for start in range(0, len(numbers), count):
                 part = numbers[start : start + count]
                 scores[part] = self._scores_of([rows[number] for number in part])
-        wrong = scores[~(scores.abs() <= LARGEST)]  # NaN, too
+        wrong = scores[~(scores.abs() <= LARGEST)]  # `not <=`, so that NaN counts, too
         if len(wrong):
             raise UserError(
                 f'{self.name} gives the score {wrong[0].item():g}: a reward must be finite, of at'
@@ -99,13 +99,13 @@ class Classifier(TextScorer):
         all_types = rows.get(TYPES, itertools.repeat(itertools.repeat(0)))
         for text, row, types in zip(whole, rows['input_ids'], all_types):
             if not row:
-                raise UserError(f'{self.name}: its tokeniser makes no token of {text!r:.60}')
+                raise UserError(f'{self.name}: its tokeniser returns no tokens for {text!r:.60}')
             pairs.append(list(zip(row, types)))
         return pairs
 
     def _dialogue(self, texts: Texts) -> str:
         dialogue = messages.as_messages(texts.query)
-        if dialogue[-1]['role'] == messages.ASSISTANT:  # the response continues that turn
+        if dialogue[-1]['role'] == messages.ASSISTANT:  # the response continues this message
             dialogue[-1]['content'] += texts.whole[len(texts.query) :]
         else:
             dialogue.append({'role': messages.ASSISTANT, 'content': texts.response})
@@ -122,7 +122,7 @@ class Classifier(TextScorer):
             return logits[:, 0] + self._constant
         chosen = logits[:, self._class]
         if self._model.config.problem_type == 'multi_label_classification':
-            return chosen  # each class has a sigmoid of its own
+            return chosen  # with a sigmoid for each class, a logit is the log odds
         others = torch.cat([logits[:, : self._class], logits[:, self._class + 1 :]], dim=1)
         return chosen - others.logsumexp(1)
 
@@ -139,7 +139,7 @@ class Classifier(TextScorer):
 
 
 def _class_of(config: Any, name: str | None, directory: str) -> int | None:
-    """Return the number of the class called `name`; None for a classifier with one output."""
+    """Return the number of the class `name`; None if there is a single output; or UserError."""
     names = [str(config.id2label.get(number)) for number in range(config.num_labels)]
     if len(names) == 1 and name is None:
         return None
@@ -153,11 +153,11 @@ def _class_of(config: Any, name: str | None, directory: str) -> int | None:
 
 
 def is_classifier(directory: str) -> bool:
-    """Return whether a directory, local or of the hub, holds a sequence classifier."""
+    """Return whether a directory, local or on the hub, holds a sequence classifier."""
     if storage.is_remote(directory) and not storage.is_hub(directory):
         return False
     if model_sizes.is_model(directory):
-        return False  # it is a model of this program or the original
+        return False  # this program or the original saved the model
     path = storage.join(directory, CONFIG)
     return storage.exists(path) and _is_of_classifier(storage.read_json(path))
 
@@ -172,7 +172,7 @@ def read_config(directory: str) -> Any:
     path = storage.join(directory, CONFIG)
     content: Any = storage.read_json(path)
     if not _is_of_classifier(content):
-        raise UserError(f'{path} is not of a sequence classifier')
+        raise UserError(f'{path} does not describe a sequence classifier')
     if content.get('auto_map'):
         raise UserError(f'{path}: the model has code of its own (auto_map), which is not run')
     if not matches_schema(content.get('num_labels', 1), range(1, MOST_LABELS + 1)):
@@ -182,7 +182,7 @@ def read_config(directory: str) -> Any:
 
 
 def read_model(directory: str, config: Any) -> Any:
-    """Load a classifier in float32; UserError unless the files have all of its weights."""
+    """Load a classifier in float32; UserError if weights are missing or not finite."""
     weights = PretrainedWeights(directory, config, MODEL_CLASS)
     model = weights.model
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
@@ -192,7 +192,7 @@ def read_model(directory: str, config: Any) -> Any:
 
 
 def read_tokeniser(directory: str, model: Any) -> Any:
-    """Load the tokeniser in a local directory; UserError if the model lacks some of its tokens."""
+    """Load the tokeniser of a classifier; UserError if the model lacks some of its tokens."""
     from transformers import AutoTokenizer
 
     with explained(directory, ': its tokeniser cannot be read'):
@@ -206,17 +206,17 @@ def read_tokeniser(directory: str, model: Any) -> Any:
             f'{directory}: its tokeniser has {len(tokens)} tokens, up to number'
             f' {max(tokens, default=0)}, but the model knows {rows}'
         )
-    tokeniser.truncation_side = 'left'  # texts that are too long lose the beginning of the query
+    tokeniser.truncation_side = 'left'  # a text that is too long loses its beginning
     tokeniser.model_max_length = _limit(tokeniser, model)
     return tokeniser
 
 
 def _limit(tokeniser: Any, model: Any) -> int:
-    """Return the number of tokens that a classifier takes."""
+    """Return the largest number of tokens that a classifier takes."""
     settings = model.config.get_text_config()
     limits = [tokeniser.model_max_length, getattr(settings, 'max_position_embeddings', None)]
     for name, module in model.named_modules():
-        # Some families number positions from padding_idx + 1.
+        # Some model families number positions from padding_idx + 1.
         if name.endswith('position_embeddings') and isinstance(module, torch.nn.Embedding):
             first = 0 if module.padding_idx is None else module.padding_idx + 1
             limits.append(module.num_embeddings - first)

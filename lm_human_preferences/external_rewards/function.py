@@ -1,4 +1,4 @@
-"""Reward by a function of the user's: --rewards.function FILE.py:FUNCTION.
+"""Reward by a user's Python function: --rewards.function FILE.py:FUNCTION.
 
 The function gets two lists of texts, queries and responses. Further parameters get the columns of
 the query file that have their names; **columns gets all columns. The function returns a number for
@@ -34,16 +34,16 @@ from lm_human_preferences.runs.reward_function import Source
 from lm_human_preferences.utils import stop_signals
 from lm_human_preferences.utils.core import default_device
 
-SHOWN = 200  # most characters of an exception's message
+SHOWN = 200  # number of characters shown of an exception's message
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-# Names that the first and the second parameter must not have: the order would be wrong.
+# Names that the first and second parameter must not have, as they would be in the wrong order.
 _OF_RESPONSES = ('responses', 'response', 'completions', 'completion')
 _OF_QUERIES = ('queries', 'query', 'prompts', 'prompt')
 _NO_NUMBERS = np.empty(0, dtype=object)
 
 
 class FunctionScorer(TextScorer):
-    """Reward by the function of `source`, whose file is run at once; UserError if it fails."""
+    """Reward by the function in `source`. Its file is run at once; UserError if that fails."""
 
     def __init__(self, source: Source) -> None:
         self.name = source.name
@@ -59,7 +59,7 @@ class FunctionScorer(TextScorer):
     def score_and_parts(
         self, texts: Sequence[Texts]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return scores (texts,), {name: component (texts,)}; UserError if the function fails."""
+        """Return scores (texts,) and {component: (texts,)}; UserError if the function fails."""
         queries = [each.query for each in texts]
         responses = [each.response for each in texts]
         columns = self._columns(texts)
@@ -71,7 +71,7 @@ class FunctionScorer(TextScorer):
             raise self._error(f' {e}') from e
 
     def _columns(self, texts: Sequence[Texts]) -> dict[str, list[Any]]:
-        """Return {name: [value for each text]} of the columns that the function asks for."""
+        """Return {column: [value for each text]} for the columns that the function takes."""
         there = dict.fromkeys(name for each in texts for name in each.columns)
         asked = self._parameters[2:]
         takes_all = any(each.kind is each.VAR_KEYWORD for each in asked)
@@ -90,7 +90,7 @@ class FunctionScorer(TextScorer):
     def _loaded(self, source: Source) -> Callable[[list[str], list[str]], Any]:
         module = types.ModuleType(f'reward_function_{next(_numbers)}_{source.digest[:12]}')
         module.__file__ = self._path
-        sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
+        sys.modules[module.__name__] = module  # dataclasses and pickle look modules up there
         _let_children_import(module.__name__, source.text, self._path)
         with self._reported(': the file cannot be run:'):
             code = compile(source.text, self._path, 'exec')
@@ -109,22 +109,22 @@ class FunctionScorer(TextScorer):
                     raise TypeError(f'{parameter.name} in the place of the other list')
         except (TypeError, ValueError) as e:
             raise self._error(
-                f' is called with two lists of texts, queries and responses, in this order: {e}'
+                f' must take two lists of texts, queries and responses, in this order: {e}'
             ) from e
         return function
 
     @contextlib.contextmanager
     def _reported(self, problem: str) -> Iterator[None]:
-        """Turn whatever the user's code raises into a UserError of one line."""
+        """Turn any exception of the user's code into a UserError of one line."""
         try:
             yield
         except KeyboardInterrupt:
             raise
-        except BaseException as e:  # as sys.exit(), asyncio and some timeouts raise
+        except BaseException as e:  # sys.exit(), asyncio and some timeouts raise no Exception
             raise self._error(f'{problem} {self._told(e)}') from e
 
     def _told(self, error: BaseException) -> str:
-        """Return an exception as one line, with its last place in the user's file."""
+        """Return an exception as one line, with the last line number in the user's file."""
         message = ' '.join(str(error).split())
         told = f'{type(error).__name__}: {message:.{SHOWN}}' if message else type(error).__name__
         if isinstance(error, ModuleNotFoundError):
@@ -138,7 +138,7 @@ class FunctionScorer(TextScorer):
 
 
 def _scores_and_parts(returned: Any, count: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Convert a function's result to scores and {name: component}; UserError as _as_scores."""
+    """Convert a function's result to scores and {component: numbers}; or UserError."""
     parts: dict[Any, Any] = {}
     if isinstance(returned, dict):
         parts = dict(returned)
@@ -163,7 +163,7 @@ def _as_scores(returned: Any, count: int) -> torch.Tensor:
         raise UserError(f'returned {reprlib.repr(returned):.60}, not a number for each response')
     if values.shape != (count,):
         raise UserError(f'returned {values.shape} numbers, but must return ({count},)')
-    wrong = np.flatnonzero(~(np.abs(values.astype(np.float64)) <= LARGEST))  # NaN, too
+    wrong = np.flatnonzero(~(np.abs(values.astype(np.float64)) <= LARGEST))  # includes NaN
     if len(wrong):
         raise UserError(
             f'returned {values[wrong[0]]} for response {wrong[0]} of {count}: a reward must be'
@@ -178,7 +178,7 @@ def _as_array(returned: Any) -> np.ndarray:
         if isinstance(returned, torch.Tensor):
             return returned.detach().cpu().double().numpy()
         if isinstance(returned, (list, tuple)):
-            # Items may be tensors on any device. Checked, since numpy makes text of mixed items.
+            # Items may be tensors on any device. Check types, as numpy makes text of mixed items.
             returned = [value.item() if hasattr(value, 'item') else value for value in returned]
             if not all(isinstance(value, (int, float)) for value in returned):
                 return _NO_NUMBERS
@@ -189,7 +189,7 @@ def _as_array(returned: Any) -> np.ndarray:
 
 @contextlib.contextmanager
 def _apart() -> Iterator[None]:
-    """Protect the run's random numbers, signals and streams from the user's code in the block.
+    """Within the block, protect the run's random numbers, signals and streams from user code.
 
     A process that is forked in the block ends with the block, so that there is only one run.
     """
@@ -211,7 +211,7 @@ def _apart() -> Iterator[None]:
 
 
 def _let_children_import(name: str, text: str, path: str) -> None:
-    """Let spawned processes, which look for modules in sys.path, import the file's module."""
+    """Write the file as a module into sys.path, so that spawned processes can import it."""
     module = f'__file__ = {path!r}\nexec(compile({text!r}, __file__, "exec"))\n'
     folder = _folder_of_modules()
     pathlib.Path(folder, f'{name}.py').write_text(module, encoding='utf-8')
@@ -227,4 +227,4 @@ def _folder_of_modules() -> str:
     return folder.name
 
 
-_numbers = itertools.count()  # pickle needs a module name for each time that a file runs
+_numbers = itertools.count()  # each run of a file gets a module name of its own, for pickle

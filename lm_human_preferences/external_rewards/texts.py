@@ -1,4 +1,4 @@
-"""Rewards that read texts, and their adapter to an interface of tokens."""
+"""Rewards that read texts, and an adapter with which they score tokens."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -10,11 +10,11 @@ from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.ppo import PART
 
-LARGEST = 1e15  # largest score; the sum of its squares over a batch is finite in float32
+LARGEST = 1e15  # largest score, so that sums of squares over a batch are finite in float32
 
 
 class Texts(NamedTuple):
-    """Query and response as people read them. whole: both as one text. columns: the query's."""
+    """Query and response as texts. whole: both as one text. columns: the query's other fields."""
 
     query: str
     response: str
@@ -23,14 +23,14 @@ class Texts(NamedTuple):
 
 
 def joined(query: str, response: str, columns: Mapping[str, Any] = MappingProxyType({})) -> Texts:
-    """Return Texts of a query and a response, joined with a space where words would touch."""
+    """Return Texts for a query and a response; `whole` has a space between them if needed."""
     is_apart = query[-1:].isspace() or response[:1].isspace()
     space = '' if is_apart or not query or not response else ' '
     return Texts(query, response, query + space + response, columns)
 
 
 class TextScorer(Protocol):
-    """Reward that reads texts. asks_for_columns: whether it reads other fields of a query, too."""
+    """Interface of rewards that read texts. asks_for_columns: whether they read other columns."""
 
     asks_for_columns: bool = False
 
@@ -41,12 +41,12 @@ class TextScorer(Protocol):
     def score_and_parts(
         self, texts: Sequence[Texts]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return scores (texts,) and {name: component of each score (texts,)}, perhaps empty."""
+        """Return scores (texts,) and their components, {name: (texts,)}, by default none."""
         return self.score(texts), {}
 
 
 class TextReward:
-    """Reward that reads texts, for a policy with this `encoding`.
+    """Adapter that decodes a policy's tokens, and has `scorer` score the texts.
 
     columns: {padded tokens of a query: its other fields in the query file}.
     """
@@ -67,7 +67,7 @@ class TextReward:
     def score_and_stats(
         self, queries: torch.Tensor, responses: torch.Tensor, states: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return scores (batch,), and {name: component of each score (batch,)}."""
+        """Return scores (batch,) and their components, {name: (batch,)}. states: not used."""
         rows = zip(queries.tolist(), responses.tolist(), strict=True)
         texts = [self._texts(query, response) for query, response in rows]
         scores, parts = self.scorer.score_and_parts(texts)

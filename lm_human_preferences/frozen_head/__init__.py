@@ -1,1 +1,1 @@
-"""Reward by a linear head on the frozen initial model's hidden states: fit, uncertainty, file."""
+"""Rewards from a linear head on the frozen initial model's hidden states."""

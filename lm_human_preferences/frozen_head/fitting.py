@@ -1,4 +1,4 @@
-"""Fit of a head to labels, and an estimate of how well it predicts labels that it has not seen."""
+"""Fitting of a head to labels, with cross-validation of its accuracy on unseen labels."""
 
 import dataclasses
 import math
@@ -19,15 +19,15 @@ from lm_human_preferences.labels.held_out import Prediction, prediction_of
 from lm_human_preferences.utils import student
 
 FOLDS = 10
-# Precisions of the prior, strongest first: each fit starts from the result of the previous fit.
+# Precisions of the prior to try. The strongest comes first: a fit starts from the one before it.
 STRENGTHS = (30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)
 SEED = 0
 
 
 class Fitted(NamedTuple):
-    """Head, and the results of its cross-validation.
+    """Fitted head, and the results of its cross-validation.
 
-    In it, each label is predicted by a head that was fitted to labels about other queries only.
+    Cross-validation predicts each label by a head that was fitted to labels about other queries.
     prediction: accuracy of these heads on labels without ties. gain: their advantage over guessing,
     in nats per label. Both are None if all labels are connected, see held_out.subjects_of.
     least_gain: gain that mere guessing exceeds with a probability of 2.5 %; None for few queries.
@@ -51,7 +51,7 @@ class Fitted(NamedTuple):
         return found if self.prediction is None else f'{self.prediction}; {found}'
 
     def warning(self) -> str | None:
-        """Return a warning where labels may have taught the head nothing; None otherwise."""
+        """Return a warning if labels may have taught the head nothing, or else None."""
         more = 'what they prefer may not be in the hidden states at all'
         if self.gain is None or self.least_gain is None:
             more = f'labels about at least {student.FEWEST} queries are needed to know it'
@@ -70,7 +70,7 @@ def fit_head(
     others: torch.Tensor,
     subjects: torch.Tensor,
 ) -> Fitted:
-    """Fit a head to `features (labels, n, features)`.
+    """Fit a head to `labels` and the `features (labels, n, features)` of their responses.
 
     others (responses, features): features of responses without labels, which also set the scale of
     each feature. subjects (labels,): see held_out.subjects_of.
@@ -82,7 +82,7 @@ def fit_head(
     scores = problem.features.new_full(features.shape[:2], problem.guess())
     gain = least = prediction = None
     strength = STRENGTHS[0]
-    if subjects.max() > 0:  # a single subject cannot be left out
+    if subjects.max() > 0:  # cross-validation needs more than one subject
         strength, scores, guesses = cross_validated(problem, subjects)
         gains = _gains(problem, scores, guesses)
         gain, least = gains.mean().item(), least_gain(_by_subject(gains, subjects))
@@ -94,7 +94,7 @@ def fit_head(
 
 
 def folds_of(subjects: torch.Tensor, folds: int = FOLDS) -> torch.Tensor:
-    """Return each label's fold number, from 0: (labels,). A subject's labels share a fold."""
+    """Return the fold number of each label: (labels,). All labels of a subject share a fold."""
     count = int(subjects.max()) + 1
     order = torch.randperm(count, generator=torch.Generator().manual_seed(SEED))
     return order[subjects] % min(folds, count)
@@ -126,7 +126,7 @@ def cross_validated(
 
 
 def _gains(problem: Problem, scores: torch.Tensor, guesses: torch.Tensor) -> torch.Tensor:
-    """Return by how many nats `scores` predict each label better than `guesses`: (labels,).
+    """Return the nats by which `scores` predict each label better than `guesses`: (labels,).
 
     Numeric labels have normal noise, with a variance fitted separately to scores and guesses.
     """
@@ -172,6 +172,6 @@ def least_gain(gains: torch.Tensor) -> float | None:
 
 
 def _by_subject(gains: torch.Tensor, subjects: torch.Tensor) -> torch.Tensor:
-    """Return a gain per subject (subjects,), scaled so that their mean is that of `gains`."""
+    """Return a gain for each subject (subjects,), scaled to have the same mean as `gains`."""
     sums = torch.zeros(int(subjects.max()) + 1, dtype=gains.dtype).index_add(0, subjects, gains)
     return sums * len(sums) / len(gains)

@@ -1,4 +1,4 @@
-"""Head on pooled hidden states: its scores, their uncertainty, and its file."""
+"""Linear head on pooled hidden states: its scores, their uncertainty, and its file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.runs.run_files import FROZEN_HEAD as FILE
 from lm_human_preferences.storage.schema import matches_schema
 
-ABOUT = 'about'  # key in the file's metadata: the head's model and task, as JSON
-DIGEST = 'sha256'  # key in the JSON of ABOUT
-# Errors that wrong content of a head's file causes
+ABOUT = 'about'  # key in the file's metadata for the head's model and task, as JSON
+DIGEST = 'sha256'  # key of the checksum in the JSON of ABOUT
+# Errors that a damaged head file may cause
 WRONG = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
-# Fractions of the depth where hidden states are read: chosen on a real model, see docs/real-run.md
+# Hidden states are read at these fractions of the model's depth, chosen in docs/real-run.md.
 MIDDLE, LATE = 0.6, 0.9
 SMALLEST_DEVIATION = 1e-6  # features or scores with a smaller deviation count as constant
 
@@ -45,7 +45,7 @@ class Head:
     usual: torch.Tensor
 
     def standardized(self, features: torch.Tensor) -> torch.Tensor:
-        """Return z (..., n) of `features (..., n)`."""
+        """Return the standardised features z for `features (..., n)`, of the same shape."""
         return (features - self.mean) / self.scale
 
     def __call__(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,7 +55,7 @@ class Head:
         return z @ self.weight + self.bias, self.doubt * left.clamp(min=0).sqrt()
 
     def rescaled(self, gain: float, offset: float) -> Head:
-        """Return the head whose scores are gain * score + offset."""
+        """Return a head whose scores are gain * score + offset, with scaled uncertainty."""
         return dataclasses.replace(
             self,
             weight=gain * self.weight,
@@ -65,7 +65,7 @@ class Head:
         )
 
     def to(self, device: torch.device) -> Head:
-        """Return the head on a device, in float32."""
+        """Return a copy of the head on `device`, in float32."""
         return Head(**{name: each.to(device, torch.float32) for name, each in vars(self).items()})
 
     def save(self, directory: str, about: Mapping[str, Any]) -> None:
@@ -87,7 +87,7 @@ def _digest(tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> st
 
 
 def unfitted(features: torch.Tensor) -> Head:
-    """Return a head of weight 0 that standardises `features (responses, n)`.
+    """Return a head with weight 0 that standardises features like `features (responses, n)`.
 
     Its scale gives a typical z the norm 1.
     """
@@ -98,21 +98,21 @@ def unfitted(features: torch.Tensor) -> Head:
 
 
 def blocks_of(n_layer: int) -> tuple[int, int]:
-    """Return the two blocks, counted from 0, whose inputs are pooled."""
+    """Return the numbers, counted from 0, of the two blocks whose inputs are pooled."""
     last = n_layer - 1
     return min(round(MIDDLE * n_layer), last), min(round(LATE * n_layer), last)
 
 
 def n_features(n_embd: int) -> int:
-    """Return the number of features of a response, see pooled."""
+    """Return the number of features that `pooled` makes for a response."""
     return 3 * n_embd
 
 
 def pooled(states: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     """Return features (batch, 3 * n_embd): middle block's mean and last state, late block's mean.
 
-    states: (2, batch, length, n_embd), from which each token is predicted. real: bool (batch,
-    length), False at padding. For an empty response, the state at the end of the query is read.
+    states: (2, batch, length, n_embd), block inputs at the position before each token. real: bool
+    (batch, length), False at padding. For an empty response, the query's last state is read.
     """
     real = real.clone()
     real[:, 0] = True
@@ -125,12 +125,12 @@ def pooled(states: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
 
 
 def is_head(directory: str) -> bool:
-    """Return whether a reward model in a directory is a head on frozen hidden states."""
+    """Return whether the reward model in a directory is a head on frozen hidden states."""
     return storage.exists(storage.join(directory, FILE))
 
 
 def load(directory: str) -> tuple[Head, dict[str, Any]]:
-    """Return a head and its `about`, see ABOUT; UserError for a damaged file."""
+    """Return the head saved in a directory and its `about`, see ABOUT; UserError if damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -151,7 +151,7 @@ def load(directory: str) -> tuple[Head, dict[str, Any]]:
 
 
 def task_of(about: Mapping[str, Any]) -> TaskHParams:
-    """Return the task that a head was fitted for."""
+    """Return the task for which a head was fitted."""
     task = TaskHParams()
     task.override_from_nested_dict(about['task'], keep_unknown=True)
     task.check_values()
@@ -159,7 +159,7 @@ def task_of(about: Mapping[str, Any]) -> TaskHParams:
 
 
 def _check(head: Head, about: Mapping[str, Any]) -> None:
-    """Raise ValueError unless the tensors of a head fit together, and `about` describes it."""
+    """Raise ValueError unless a head's tensors fit together, and `about` fits the head."""
     width = head.mean.shape
     kinds = {'initial_model': str, 'task': dict, 'probe': (float,) * head.mean.numel()}
     if not matches_schema(about, kinds):
@@ -170,6 +170,6 @@ def _check(head: Head, about: Mapping[str, Any]) -> None:
         if len(width) != 1 or shape != (() if name in ('bias', 'doubt', 'usual') else width):
             raise ValueError(f'{name} has the shape {tuple(tensor.shape)}')
         if tensor.dtype != torch.float32 or not tensor.isfinite().all():
-            raise ValueError(f'{name} has something else than finite numbers in float32')
+            raise ValueError(f'{name} must hold finite float32 numbers')
     if (head.scale <= 0).any() or head.doubt < 0 or head.usual < 0:
         raise ValueError('scale, doubt or usual has a number that is too small')

@@ -13,12 +13,12 @@ Labels = dict[str, torch.Tensor]
 MOST_ITERATIONS = 1000
 SMALLEST_GRADIENT = 1e-6  # L-BFGS stops below this gradient, in nats per unit of a weight
 SMALLEST_CHANGE = 1e-10  # L-BFGS stops if the loss changes by less, in nats
-ALL_EQUAL = 1e-6  # labels count as equal if deviation / largest magnitude is at most this
-LEAST_KNOWN = 1e-9  # directions where labels explain a smaller fraction of the prior are dropped
+ALL_EQUAL = 1e-6  # labels count as equal if their deviation / largest magnitude is at most this
+LEAST_KNOWN = 1e-9  # directions are dropped if labels reduce their prior variance by less
 
 
 def standardized(labels: Labels, label_type: LabelType) -> tuple[Labels, float, float]:
-    """Return (labels, unit, origin): numeric labels minus `origin`, divided by `unit`.
+    """Return (labels, unit, origin), where numeric labels are (label - origin) / unit.
 
     They then have a root mean square of 1, so that nothing depends on their unit.
     Labels that are not numeric are returned unchanged.
@@ -50,17 +50,17 @@ class Problem(NamedTuple):
         return self._replace(features=self.features[chosen], labels=labels)
 
     def surprise(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return the labels' negative log-likelihood by `scores (labels, n)`, up to a constant."""
+        """Return the labels' negative log-likelihood given `scores (labels, n)`, but a constant."""
         mean = self.label_type.loss_of(scores, self.labels)['loss']
         return (0.5 if self.label_type.is_numeric else 1.0) * len(scores) * mean
 
     def surprises(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return the `surprise` of each label: (labels,)."""
+        """Return the `surprise` of each label alone: (labels,)."""
         rows = torch.arange(len(scores)).split(1)
         return torch.stack([self.rows(row).surprise(scores[row]) for row in rows])
 
     def guess(self) -> float:
-        """Return the best constant score: the mean of ratings; 0 for labels that compare."""
+        """Return the best constant score: the mean of ratings; 0 for comparisons."""
         is_rated = self.label_type.is_numeric and self.features.shape[1] == 1
         return self.labels[self.label_type.field].mean().item() if is_rated else 0.0
 
@@ -68,7 +68,7 @@ class Problem(NamedTuple):
 def fit(
     problem: Problem, strength: float, start: tuple[torch.Tensor, torch.Tensor] | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the most probable weight (features,) and bias ().
+    """Return the most probable weight (features,) and bias () of a head for the labels.
 
     The prior of each weight is a Gaussian around 0 of precision `strength`, so the problem is
     strictly convex if the label type's loss is convex. start: (weight, bias); None: zeros.
@@ -87,7 +87,7 @@ def fit(
     )
 
     def closure() -> torch.Tensor:
-        """Return the loss, with its gradients."""
+        """Return the loss, after computing its gradients."""
         weight.grad = bias.grad = None
         of_labels = problem.surprise(features @ weight + bias)
         loss = of_labels + strength / 2 * weight.square().sum()
@@ -99,7 +99,7 @@ def fit(
 
 
 def posterior(problem: Problem, strength: float) -> dict[str, torch.Tensor]:
-    """Return the weight, bias, known and doubt of the most probable Head, {name: values}.
+    """Return {field of Head: values} of the most probable head: weight, bias, known and doubt.
 
     strength: precision of the prior; for numeric labels, multiplied by the variance of their noise,
     which is estimated here.
@@ -118,7 +118,7 @@ def posterior(problem: Problem, strength: float) -> dict[str, torch.Tensor]:
     known = directions[is_known] * fraction[is_known].sqrt().unsqueeze(1)
     variance = 1 / strength
     if problem.label_type.is_numeric:
-        free = len(scores) - (scores.shape[1] == 1)  # for ratings, the bias takes one degree, too
+        free = len(scores) - (scores.shape[1] == 1)  # ratings fit a bias: one degree of freedom
         left = 2 * problem.surprise(scores) + strength * weight.square().sum()
         variance *= left.item() / max(free, 1)
     doubt = torch.tensor(variance**0.5)
@@ -126,7 +126,7 @@ def posterior(problem: Problem, strength: float) -> dict[str, torch.Tensor]:
 
 
 def _curvature(problem: Problem, scores: torch.Tensor) -> torch.Tensor:
-    """Return second derivatives (labels, n, n) of each label's surprise by that label's scores."""
+    """Return second derivatives (labels, n, n) of each label's surprise by its own scores."""
     scores = scores.detach().requires_grad_()
     (gradient,) = torch.autograd.grad(problem.surprise(scores), scores, create_graph=True)
     rows = []

@@ -1,4 +1,4 @@
-"""Reward by a head on the hidden states of a frozen policy."""
+"""Reward that a head computes from the hidden states of a frozen policy."""
 
 import os
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.runs.run_files import POLICY
 from lm_human_preferences.training.model_sizes import is_model
 
-PROBED = 4  # length of the query and of the response whose features identify a model
-MOST_DIFFERENCE = 0.1  # largest between features of the same model, in standard deviations
+PROBED = 4  # tokens in the query and in the response of the probe that identifies a model
+MOST_DIFFERENCE = 0.1  # a larger difference of probes, in standard deviations: another model
 
 
 class FrozenReward:
-    """Reward by a head on the hidden states of `reference`, lower where the head is uncertain.
+    """Reward that `head` computes from hidden states of `reference`; lower where it is uncertain.
 
     pessimism: subtracted for each unit by which the standard deviation exceeds `head.usual`, so
     that the mean score of the initial policy stays the same. The reference is never trained. It
@@ -42,7 +42,7 @@ class FrozenReward:
         self.blocks = blocks_of(reference.model.sizes.n_layer)
 
     def set_head(self, head: Head) -> None:
-        """Replace the head that scores."""
+        """Replace the head that computes the scores."""
         self.head = head.to(self.reference.device)
 
     def score_and_stats(
@@ -81,7 +81,7 @@ def features_of(
     if states is None:
         count = len(rows) // len(queries)
         blocks = blocks_of(reference.model.sizes.n_layer)
-        # For an empty response, only the state before its first token is read: any token will do.
+        # Of an empty response, only the state before its first token is read: put in any token.
         rows = rows.clone()
         rows[~real.any(1), 0] = 0
         repeated = queries.repeat_interleave(count, 0)
@@ -90,7 +90,7 @@ def features_of(
 
 
 def probe_of(reference: Policy) -> torch.Tensor:
-    """Return features (features,) of a fixed query and response, which identify a model."""
+    """Return the features (features,) of a fixed query and response, which identify a model."""
     tokens = torch.arange(2 * PROBED).view(2, 1, PROBED) % reference.model.sizes.n_vocab
     return features_of(reference, tokens[0], tokens[1])[0].cpu()
 
@@ -102,10 +102,10 @@ def checked(
     reference: Policy | None = None,
     pessimism: float = 0.0,
 ) -> FrozenReward:
-    """Return the reward of `head`, which was loaded from `directory` with `about`.
+    """Return the reward for a `head` that was loaded from `directory` with `about`.
 
     reference: initial policy of the run to be rewarded; None: the model the head was fitted on.
-    UserError if the hidden states of the reference differ from those the head was fitted on.
+    UserError if the reference's hidden states differ from those of the fit.
     """
     if reference is None:
         reference = _reference_of(directory, about)
@@ -113,20 +113,20 @@ def checked(
     difference = torch.inf
     if len(about['probe']) == len(here):
         deviations = head.scale / len(here) ** 0.5
-        # Each feature counts at most 1: in bf16, a large, nearly constant one may differ by more.
+        # Clamp each difference: in bf16, a large, nearly constant feature may differ by far more.
         apart = ((torch.tensor(about['probe']) - here) / deviations).clamp(-1, 1)
         difference = apart.square().mean().sqrt().item()
     if not difference <= MOST_DIFFERENCE:  # true for NaN, too
         raise UserError(
             f'{directory} is a head on hidden states of {about["initial_model"]} in its template,'
-            f' and those of {reference.trained_model.name} differ: train a reward model for this'
-            ' task'
+            f' but the hidden states of {reference.trained_model.name} differ: train a reward model'
+            ' for this task'
         )
     return FrozenReward(head, reference, pessimism)
 
 
 def _reference_of(directory: str, about: Mapping[str, Any]) -> Policy:
-    """Load the model a head was fitted on: from the head's folder, its run, or the model's name."""
+    """Load the model that a head was fitted on, from the head's folder, its run, or by name."""
     run = os.path.dirname(directory.rstrip('/'))
     task = task_of(about)
     policy = storage.join(run, POLICY.network)

@@ -1,4 +1,4 @@
-"""CPU threads, GPU and hardware of this process, and the freed memory that its C library keeps."""
+"""Settings of this process that depend on the hardware: CPU threads, GPU, freed memory."""
 
 import ctypes
 import os
@@ -21,7 +21,7 @@ def limit_alone() -> None:
 
 
 def limit_threads(affinities: Sequence[Collection[int]], local_rank: int) -> None:
-    """Limit torch's threads to this rank's fraction of the host, unless OMP_NUM_THREADS is set."""
+    """Limit torch's threads to this rank's part of the cores, unless OMP_NUM_THREADS is set."""
     if not threads_are_set():
         cores = processors.core_of_each(set().union(*affinities))
         share = processors.thread_count(affinities, local_rank, cores, processors.cpu_quota())
@@ -34,7 +34,7 @@ def threads_are_set() -> bool:
 
 
 def choose_gpu(visible: Sequence[Sequence[str]], local_rank: int) -> int:
-    """Return the index of the first visible GPU that no lower rank takes; UserError if none."""
+    """Return this rank's GPU: index of the first visible one no lower rank takes; or UserError."""
     taken = []
     for gpus in visible:
         taken.append(next((gpu for gpu in gpus if gpu not in taken), None))
@@ -48,7 +48,7 @@ def choose_gpu(visible: Sequence[Sequence[str]], local_rank: int) -> int:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep up to 2 GB of freed memory, because reusing it is faster than new pages."""
+    """Make glibc keep up to 2 GB of freed memory, since reusing it is faster than new pages."""
     mallopt = getattr(ctypes.CDLL(None), 'mallopt', None)
     if mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)
@@ -56,17 +56,17 @@ def keep_freed_memory() -> None:
 
 
 def release_freed_memory() -> None:
-    """Make glibc return freed memory to the system, before a phase that needs other sizes."""
+    """Make glibc return freed memory to the system, before a phase with other tensor sizes."""
     malloc_trim = getattr(ctypes.CDLL(None), 'malloc_trim', None)
     if malloc_trim is not None:
         malloc_trim(0)
 
 
 def free_bytes(ranks: int) -> int:
-    """Return the free memory of this process's GPU, or of the host for each of `ranks` ranks."""
+    """Return the bytes free on this process's GPU, or in the host's memory for each of `ranks`."""
     if not torch.cuda.is_available():
         return processors.available_memory() // ranks
-    # An earlier training of a reward model leaves its memory in PyTorch's cache.
+    # Empty PyTorch's cache, where an earlier training of a reward model has left its memory.
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info()[0]
 

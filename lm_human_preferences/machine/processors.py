@@ -1,4 +1,4 @@
-"""Processors and memory of this machine, read from Linux's files without importing torch."""
+"""Processors and memory of this machine, read from Linux's system files, without torch."""
 
 import contextlib
 import functools
@@ -17,8 +17,8 @@ CGROUPS = Path('/sys/fs/cgroup')
 SIBLINGS = '/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list'
 
 AMD, INTEL = 'AuthenticAMD', 'GenuineIntel'
-# Processor features that decide how fast matrices are multiplied, by their names in Linux: first
-# those of x86, then those of ARM.
+# Linux's names of the processor features that decide how fast matrices are multiplied.
+# The features of x86 come first, then those of ARM.
 FEATURES = ('avx2', 'avx512f', 'avx512_vnni', 'avx512_bf16', 'amx_bf16', 'asimd', 'sve', 'bf16')
 
 
@@ -56,7 +56,7 @@ def this_processor() -> Processor:
 
 
 def core_of_each(processors: Collection[int]) -> dict[int, str]:
-    """Return {logical processor: its physical core} of those whose core is known."""
+    """Return {logical processor: its physical core}, without processors whose core is unknown."""
     cores = {}
     for processor in processors:
         path = Path(SIBLINGS.format(processor))
@@ -66,17 +66,17 @@ def core_of_each(processors: Collection[int]) -> dict[int, str]:
 
 
 def control_groups(cgroups: Path = CGROUPS, memberships: Path = MEMBERSHIPS) -> Iterator[Path]:
-    """Yield the folders of this process's control group (version 2) and of its parents."""
+    """Yield the folders of this process's control group (version 2) and of the group's parents."""
     lines = memberships.read_text(encoding='utf-8').splitlines() if memberships.exists() else []
     for line in lines:
         if line.startswith('0::'):
-            # In a container the root may be its own group, whose name may be a path on the host.
+            # In a container, the group's name may be a path on the host, and its folder the root.
             group = cgroups / line.removeprefix('0::').lstrip('/')
             yield from (each for each in (group, *group.parents) if each.is_relative_to(cgroups))
 
 
 def cpu_quota(cgroups: Path = CGROUPS, memberships: Path = MEMBERSHIPS) -> float | None:
-    """Return how many processors this process's control groups allow; None: no limit."""
+    """Return the number of processors that this process's control groups allow; None: no limit."""
     quotas = []
     for group in control_groups(cgroups, memberships):
         with contextlib.suppress(OSError, ValueError):  # not a number, such as 'max'
@@ -86,7 +86,7 @@ def cpu_quota(cgroups: Path = CGROUPS, memberships: Path = MEMBERSHIPS) -> float
 
 
 def available_memory(proc: Path = Path('/proc'), cgroups: Path = CGROUPS) -> int:
-    """Return the bytes that processes here may take: free memory, or a control group's limit."""
+    """Return the bytes that processes may still take: free memory, or a control group's limit."""
     meminfo = (proc / 'meminfo').read_text(encoding='ascii')
     available = re.search(r'MemAvailable: +(\d+)', meminfo)
     assert available is not None, 'meminfo has no MemAvailable'
@@ -103,8 +103,8 @@ def thread_count(
     core_of: Mapping[int, str],
     quota: float | None,
 ) -> int:
-    """Return the threads for `local_rank`: its number of cores. quota: cores for all ranks here."""
-    # Counted by core, as ranks may be bound to different hyperthreads of one core.
+    """Return the number of threads for `local_rank`. quota: cores for all ranks of the host."""
+    # Count physical cores, as ranks may be bound to different hyperthreads of the same core.
     cores = [{core_of.get(each, str(each)) for each in affinity} for affinity in affinities]
     ranks_on = Counter(itertools.chain.from_iterable(cores))
     share = math.floor(sum(Fraction(1, ranks_on[core]) for core in cores[local_rank]))

@@ -419,7 +419,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(saved, suffix
         assert prefix == str(saved / 'model.ckpt-1') and state['trainer'] == {'step': 1}
         (warning,) = capsys.readouterr().out.splitlines()
         checkpoint = f'{saved}/model.ckpt-2'
-        assert warning.startswith(f'WARNING: {checkpoint} is passed over: {checkpoint}.')
+        assert warning.startswith(f'WARNING: {checkpoint} is skipped: {checkpoint}.')
     path.unlink()
     os.mkfifo(path)
     assert checkpoints.latest_resumable(str(saved))[0] == str(saved / 'model.ckpt-1')
@@ -435,7 +435,7 @@ def test_nothing_whole_is_left(saved, tmp_path):
     (tmp_path / 'model.ckpt-1.data-00000-of-00001').write_bytes(b'')
     with pytest.raises(UserError) as e:
         checkpoints.latest_resumable(str(tmp_path))
-    assert str(e.value) == f'no checkpoint in {tmp_path} is whole: begin again with --overwrite'
+    assert str(e.value) == f'no checkpoint in {tmp_path} is intact: begin again with --overwrite'
 
 
 def test_no_room_is_told_before_training(tmp_path):

@@ -226,7 +226,7 @@ HUGE = (0, 1 << 40, 1 << 40)
         (entry(shape=(3,), size=12), f"{DATA} is truncated: 'v' ends at byte 12, the file at 8"),
         (entry(offset=1 << 63), f"{DATA} is truncated: 'v' ends at byte {(1 << 63) + 8}, the file"),
         (entry(), f"{DATA} is damaged: the checksum of 'v' does not match"),
-        (b'\x0b', f'.index is {NO_CHECKPOINT} a field is of no known kind'),
+        (b'\x0b', f'.index is {NO_CHECKPOINT} a field has an unknown wire type'),
         (b'\x12\x05a', f'.index is {NO_CHECKPOINT} a field is truncated'),
         (b'\x08' + b'\xff' * 10 + b'\1', f'.index is {NO_CHECKPOINT} damaged number'),
     ],

@@ -367,7 +367,7 @@ def test_files_that_were_not_written_here_are_damaged(saved):
 @pytest.mark.parametrize(
     'tensors, more, told',
     [
-        ({'weight': lambda weight: weight * math.nan}, {}, 'weight has something else than finite'),
+        ({'weight': lambda weight: weight * math.nan}, {}, 'weight must hold finite'),
         ({'known': lambda known: known[:, 1:]}, {}, 'known has the shape'),
         ({'scale': torch.zeros_like}, {}, 'scale, doubt or usual has a number that'),
         ({'doubt': torch.neg}, {}, 'scale, doubt or usual has a number that'),

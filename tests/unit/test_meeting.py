@@ -292,7 +292,7 @@ def test_no_mpi_library_is_one_line(tmp_path):
     code += 'try: load_mpi(launch_methods.MPICH)\nexcept UserError as error: print(error)'
     variables = {'PYTHONPATH': str(REPOSITORY), 'MPI4PY_LIBMPI': f'{tmp_path}/libmpi.so.12'}
     told = output_of([sys.executable, '-c', code], {**os.environ, **variables})
-    assert told.startswith('MPICH started these ranks, but mpi4py loads no libmpi.so.12 (')
+    assert told.startswith('MPICH started these ranks, but mpi4py cannot load libmpi.so.12 (')
 
 
 def test_ranks_of_another_mpi_are_recognised(monkeypatch):
@@ -333,7 +333,7 @@ def test_horovod_that_suits_the_ranks(tmp_path, monkeypatch, content, family, ha
     assert horovod.is_chosen('auto', family) == is_usable
     assert not horovod.is_chosen('torch', family)
     monkeypatch.setitem(sys.modules, 'horovod.torch', None)  # compiled for another torch
-    told = '^--run.allreduce horovod: there is none for this torch,.*: compile it by `sh '
+    told = '^--run.allreduce horovod: no Horovod fits this torch .*: compile it by `sh '
     with pytest.raises(UserError, match=told):
         horovod.is_chosen('horovod', family)
 

@@ -124,7 +124,7 @@ def test_a_query_may_have_the_names_that_people_use(name):
         ({'prompt': 'a', 'chosen': [{**GOOD, 'role': 'bot'}], 'rejected': [BAD]}, "role 'bot'"),
         # a message of the system would be lost, or a text of the user would be another's turn
         ({**ANSWERS, 'prompt': 'a', 'system': PARTS}, "'system' is a list: it must be a text"),
-        ({**ANSWERS, 'prompt': 'a', 'system': 'b', 'system_prompt': 'c'}, 'two messages of'),
+        ({**ANSWERS, 'prompt': 'a', 'system': 'b', 'system_prompt': 'c'}, 'two system messages'),
         # lists of messages as libraries write them into tables
         (
             {'prompt': 'a', 'chosen': str([USER, GOOD]), 'rejected': str([USER, BAD])},
