@@ -1,4 +1,4 @@
-"""Local and remote files: atomic writing, a cache. No other package opens remote paths."""
+"""Local and remote files: atomic writing, a cache. Only this package opens remote paths."""
 
 from lm_human_preferences.storage.blobs import (
     cached_path,

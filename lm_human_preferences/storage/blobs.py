@@ -1,4 +1,4 @@
-"""Local and remote files by their paths; Azure's blobs through blobfile.
+"""Access to local and remote files by their paths; blobs of Azure through blobfile.
 
 Copies of blobs are in $LMHP_CACHE, those of the hub in its own cache. Blobs of openaipublic never
 change; for other blobs, the server is asked each time. A download becomes visible once its size and
@@ -38,9 +38,9 @@ MAX_CONNECTIONS = 16
 RETRIES = 4
 CONNECT_TIMEOUT = 3  # seconds for each request
 READ_TIMEOUT = 20  # seconds for each request
-LFS = b'version https://git-lfs'  # beginning of a file that stands for a large one
+LFS = b'version https://git-lfs'  # beginning of a Git LFS pointer, which stands for a large file
 BLOCK_SIZE = 8 << 20  # bytes in each request
-NOT_SILENT = 1 << 20  # bytes of a file of which is said that it is fetched
+NOT_SILENT = 1 << 20  # the download of a file of at least this many bytes is announced
 
 
 def exists(path: str) -> bool:
@@ -62,20 +62,20 @@ def exists(path: str) -> bool:
 
 
 def is_here(path: str) -> bool:
-    """Return whether a file, a local folder or a model of the hub needs no network."""
+    """Return whether a file, a local folder or a model on the hub can be read without network."""
     if is_hub(path):
         return hub.is_here(path)
     return os.path.isfile(Blob(path).cached) if is_remote(path) else os.path.exists(path)
 
 
 def cached_path(path: str) -> str:
-    """Return a local path itself, or that of a remote file's copy; NotFound if there is no file."""
+    """Return a file's local path, after downloading a remote file; NotFound if it is missing."""
     local = path
     if is_remote(path):
         local = hub.fetched(path) if is_hub(path) else _fetched(path)
     if not os.path.exists(local):
         raise NotFound(f'{path}: no such file or directory')
-    if not os.path.isfile(local):  # a pipe would block for ever, and a device has no end
+    if not os.path.isfile(local):  # reading a pipe may block for ever, and a device may not end
         raise StorageError(f'{local} is not a file')
     with os_errors_as(f'{path} cannot be read', kind=StorageError), open(local, 'rb') as file:
         if file.read(len(LFS)) == LFS:
@@ -84,18 +84,18 @@ def cached_path(path: str) -> str:
 
 
 def cached_paths(paths: Sequence[str]) -> list[str]:
-    """Return cached_path of each path; what is not here is fetched over several connections."""
+    """Return cached_path of each path; downloads missing files over several connections."""
     from tqdm.contrib.concurrent import thread_map
 
     if all(map(is_here, paths)):
         return [cached_path(path) for path in paths]
     print(f'fetching {paths[0]} ...', file=sys.stderr)
-    progress: dict[str, Any] = {'unit': 'file', 'leave': False, 'disable': None}  # on a terminal
+    progress: dict[str, Any] = {'unit': 'file', 'leave': False, 'disable': None}  # None: on a tty
     return thread_map(cached_path, paths, max_workers=MAX_CONNECTIONS, **progress)
 
 
 def _fetched(path: str) -> str:
-    """Return the path of a file's copy in the cache; download it unless the copy is current."""
+    """Return the path of a blob's copy in the cache; download the blob unless it is current."""
     import filelock
 
     blob = Blob(path)
@@ -117,7 +117,7 @@ def _download(blob: Blob, client: Context, stat: Stat) -> None:
     """Download a blob and verify it before it becomes visible."""
     if stat.size >= NOT_SILENT:
         print(f'fetching {blob.path}, {stat.size >> 20} MiB', file=sys.stderr)
-    # Machines that share the disk may not share the lock: each has its own temporary file.
+    # Each machine has its own temporary file, as machines that share a disk may not share locks.
     with atomic_write(blob.cached, by=os.uname().nodename) as (file,):
         computed = client.copy(blob.path, file.name, overwrite=True, return_md5=True)
         size = os.path.getsize(file.name)
@@ -126,12 +126,12 @@ def _download(blob: Blob, client: Context, stat: Stat) -> None:
 
 
 def write(path: str, source: BinaryIO) -> None:
-    """Upload the content of `source` to `path`, all of it or nothing."""
+    """Upload the content of `source` to the blob at `path`, completely or not at all."""
     with _connected(path) as (blob, client):
         writing: Any = client.BlobFile(blob.path, 'wb', streaming=True, partial_writes_on_exc=False)
         with writing as target:
             shutil.copyfileobj(source, target, BLOCK_SIZE)
-            target.close()  # in the block: after an error here, nothing is uploaded later
+            target.close()  # closed within the block, so that an error here uploads nothing later
 
 
 def remove(path: str) -> None:
@@ -158,7 +158,7 @@ def listing(directory: str) -> dict[str, tuple[int, str | None]]:
 
 @contextlib.contextmanager
 def _connected(path: str) -> Iterator[tuple[Blob, Context]]:
-    """Yield (blob, client of its server); raise errors of blobfile and urllib3 as StorageErrors."""
+    """Yield (blob, client for its server); turn errors of its libraries into StorageErrors."""
     import blobfile
     import urllib3
 
@@ -175,7 +175,7 @@ def _connected(path: str) -> Iterator[tuple[Blob, Context]]:
 
 @functools.lru_cache
 def _make_client(account: str, container: str) -> Context:
-    """Make a client with few retries and the user's proxy; the public account is anonymous.
+    """Return a client with few retries and the user's proxy; anonymous for the public account.
 
     An error of urllib3 says within seconds that the server cannot be reached.
     """
@@ -188,7 +188,7 @@ def _make_client(account: str, container: str) -> Context:
     proxy = getproxies().get('https')
     if proxy:
         pool = urllib3.proxy_from_url(proxy, maxsize=MAX_CONNECTIONS)
-    # Asked once: blobfile would try a network that does not answer again and again.
+    # Test the network once, as blobfile would try again and again if nothing answers.
     host = f'https://{account}.blob.core.windows.net/{container}'
     with contextlib.suppress(urllib3.exceptions.ProtocolError, urllib3.exceptions.ReadTimeoutError):
         pool.request('HEAD', host, retries=False, timeout=CONNECT_TIMEOUT)
@@ -204,7 +204,7 @@ def _make_client(account: str, container: str) -> Context:
 
 
 def _use_anonymous_access(account: str, container: str) -> None:
-    """Have blobfile read a container of Azure without the user's credentials.
+    """Make blobfile read an Azure container without the user's credentials.
 
     Blobfile has no option for this; tests/unit/test_storage.py checks its private names used here.
     """

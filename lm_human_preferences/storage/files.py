@@ -1,4 +1,4 @@
-"""Local files: atomic writing, locks, output files of commands, free space."""
+"""Local files: atomic writing, locks, checks of output paths, free space."""
 
 import contextlib
 import errno
@@ -22,14 +22,14 @@ from lm_human_preferences.storage.paths import is_remote
 
 AnyFile = TypeVar('AnyFile')
 _not_inherited: weakref.WeakSet[Any] = weakref.WeakSet()
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors on file systems without locks
 
 
 def open_nofollow(path: str, flags: int, mode: int = 0o666) -> int:
-    """Open without following links, for open(..., opener=...); OSError for a link or a pipe."""
+    """Open a file without following links; OSError for a link or a pipe. See `opener` of open."""
     if os.path.islink(path):
         raise OSError(errno.ELOOP, 'it is a symbolic link: put the file itself in its place', path)
-    # O_NONBLOCK: else a pipe would wait until somebody opens its other end.
+    # Without O_NONBLOCK, opening a pipe would wait until somebody opens its other end.
     number = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
     kind = os.fstat(number).st_mode
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # `open` refuses directories itself
@@ -38,17 +38,17 @@ def open_nofollow(path: str, flags: int, mode: int = 0o666) -> int:
     return number
 
 
-open_private = functools.partial(open_nofollow, mode=0o600)  # only the owner may read new files
+open_private = functools.partial(open_nofollow, mode=0o600)  # makes new files private to the owner
 
 
 def is_within(path: str, directory: str) -> bool:
-    """Return whether a local path, with all links resolved, is below a directory."""
+    """Return whether a local path lies below a directory, after resolving all links."""
     return os.path.realpath(path).startswith(os.path.join(os.path.realpath(directory), ''))
 
 
 @contextlib.contextmanager
 def atomic_write(*targets: str, by: str | None = None) -> Iterator[list[BinaryIO]]:
-    """Yield open files, which after the block replace all `targets` in order; on an error, none.
+    """Yield open files, which replace `targets` in order after the block; on an error, none.
 
     A killed process leaves TARGET.BY.part. by: the writer's name, by default its process number.
     """
@@ -70,12 +70,12 @@ def atomic_write(*targets: str, by: str | None = None) -> Iterator[list[BinaryIO
             with contextlib.suppress(OSError):
                 os.remove(part)
         if isinstance(e, OSError):
-            e.filename = e.filename or targets[0]  # the error of a full disk names no file
+            e.filename = e.filename or targets[0]  # the error for a full disk names no file
         raise
 
 
 def sync_directory(directory: str) -> None:
-    """Flush the names in a directory to the disk; fsync of a file flushes its contents only."""
+    """Flush a directory's file names to the disk, as fsync of a file flushes only its content."""
     number = os.open(directory or '.', os.O_RDONLY)
     try:
         os.fsync(number)
@@ -84,11 +84,11 @@ def sync_directory(directory: str) -> None:
 
 
 def append(file: io.FileIO, data: bytes, *, sync: bool) -> None:
-    """Append all of `data` to an unbuffered file, or nothing. sync: also flush it to the disk."""
+    """Append `data` to an unbuffered file, completely or not at all. sync: also flush to disk."""
     begin = file.seek(0, io.SEEK_END)
     rest = memoryview(data)
     try:
-        while rest:  # a disk that becomes full writes some bytes, then fails
+        while rest:  # on a disk that becomes full, a write takes only some bytes
             rest = rest[file.write(rest) :]
         if sync:
             os.fsync(file.fileno())
@@ -101,7 +101,7 @@ def append(file: io.FileIO, data: bytes, *, sync: bool) -> None:
 
 
 def closed_after_fork(file: AnyFile) -> AnyFile:
-    """Close a file or socket in all processes that are forked from now on; return it."""
+    """Return a file or socket, and close it in all processes that are forked from now on."""
     _not_inherited.add(file)
     return file
 
@@ -115,7 +115,7 @@ os.register_at_fork(after_in_child=_close_after_fork)
 
 
 def open_locked(path: str, opener: Callable[[str, int], int] = open_nofollow) -> io.FileIO:
-    """Open a file to append to it, and lock it until it is closed; BlockingIOError if it is locked.
+    """Open a file for appending, and lock it until it is closed; BlockingIOError if locked already.
 
     Forked processes do not inherit the lock. filelock is not used, since it needs a second file and
     follows links.
@@ -132,7 +132,7 @@ def open_locked(path: str, opener: Callable[[str, int], int] = open_nofollow) ->
 
 @contextlib.contextmanager
 def locked_folder(path: str) -> Iterator[None]:
-    """Lock a folder within the block, if the file system can; other processes wait for it."""
+    """Lock a folder within the block, if the file system can; other processes wait meanwhile."""
     number = os.open(path, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # some file systems do not lock folders
@@ -143,20 +143,20 @@ def locked_folder(path: str) -> Iterator[None]:
 
 
 def write_bytes(path: str, data: bytes) -> None:
-    """Write a local file atomically, and make its directory if need be."""
+    """Write a local file atomically; make its directory if it is missing."""
     os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
     with atomic_write(path) as (file,):
         file.write(data)
 
 
 def write_json(path: str, value: Any) -> None:
-    """Write `value` to a local file, indented as in the original; UserError if that fails."""
+    """Write `value` as JSON to a local file, indented as in the original; or UserError."""
     with os_errors_as(f'cannot write {path}'):
         write_bytes(path, json.dumps(value, indent=2).encode())
 
 
 def write_file(path: str, data: bytes) -> None:
-    """Write a file of a command's output atomically; UserError if that fails."""
+    """Write an output file of a command atomically; UserError if that fails."""
     with os_errors_as(f'{path} cannot be written'):
         write_bytes(path, data)
 
@@ -183,9 +183,9 @@ def check_new_file(path: str) -> None:
 
 @contextlib.contextmanager
 def new_directory(path: str, *errors: type[Exception]) -> Iterator[None]:
-    """Within the block, fill a new or empty directory; if that fails, delete it.
+    """Make a directory for the block to fill; delete it if the block fails.
 
-    errors: exceptions that become UserErrors, as OSErrors do.
+    UserError if it is not empty, or if the block raises an OSError or one of `errors`.
     """
     if is_remote(path):
         raise UserError(f'{path} is remote; give a local directory')
@@ -203,14 +203,14 @@ def new_directory(path: str, *errors: type[Exception]) -> Iterator[None]:
 
 
 def local_files(directory: str, pattern: re.Pattern[str]) -> list[str]:
-    """Return the relative paths below a local directory that match `pattern`, sorted."""
+    """Return sorted relative paths of the files below a local directory that match `pattern`."""
     files = filter(Path.is_file, Path(directory).rglob('*'))
     names = (str(path.relative_to(directory)) for path in files)
     return sorted(filter(pattern.fullmatch, names))
 
 
 def open_to_others(path: str) -> str | None:
-    """Return why other users could replace the file or folder at `path`; None if they cannot.
+    """Return a reason why other users could replace the file or folder at `path`, or None.
 
     They can if everybody may write to it or to a folder above it, or if one of these belongs to
     another user and is in a folder like /tmp. Owners of folders elsewhere, groups, and mounts of
@@ -226,7 +226,7 @@ def open_to_others(path: str) -> str | None:
             if stat.S_ISLNK(state.st_mode) or not state.st_mode & stat.S_IWOTH:
                 continue
             is_sticky = bool(state.st_mode & stat.S_ISVTX)
-            # Mounts are no problem: volumes of containers are open to all.
+            # Trust mount points: volumes of containers are open to everybody.
             if is_foreign or not (is_sticky or os.path.ismount(part)):
                 return f'everybody may write to {part}, and replace what is in it'
             is_shared = is_shared or is_sticky
@@ -234,19 +234,19 @@ def open_to_others(path: str) -> str | None:
 
 
 def free_bytes(directory: str) -> int:
-    """Return the free bytes on the disk of a directory, which need not exist yet."""
+    """Return the free bytes on the disk of a directory that may not exist yet."""
     return shutil.disk_usage(existing_part(directory)).free
 
 
 def existing_part(path: str) -> str:
-    """Return the path itself if it exists, else the deepest folder above it that does."""
+    """Return `path` if it exists, or else the deepest existing folder above it."""
     while not os.path.exists(path):
         path = os.path.dirname(path) or '.'
     return path
 
 
 def md5(path: str) -> str:
-    """Return the MD5 of a local file in hexadecimal; an unchanged file is read only once."""
+    """Return the MD5 of a local file in hexadecimal; reads an unchanged file only once."""
     stat = os.stat(path)
     return _md5(path, stat.st_size, stat.st_mtime_ns)
 

@@ -1,4 +1,4 @@
-"""Models and data sets of the Hugging Face hub, fetched by its library into its cache.
+"""Models and data sets on the Hugging Face hub, downloaded by its library into its cache.
 
 Pickles and code are never fetched with a model. If the hub cannot be reached, the cache is used.
 """
@@ -18,33 +18,33 @@ from lm_human_preferences.storage.paths import (
     is_offline,
 )
 
-# huggingface_hub reads these variables when it is imported, perhaps by transformers. Downloads by
-# Xet have no timeouts.
+# huggingface_hub reads these variables when it is imported, perhaps by transformers.
+# Xet is disabled because its downloads have no timeouts.
 os.environ['HF_HUB_DISABLE_XET'] = '1'
 os.environ['HF_HUB_DISABLE_TELEMETRY'] = '1'
 os.environ.setdefault('HF_HUB_VERBOSITY', 'error')
 
-ANSWER_TIMEOUT = 8  # seconds for the hub's first answer
+ANSWER_TIMEOUT = 8  # seconds to wait for the hub's first answer
 CONFIGS = ('config.json', 'adapter_config.json')  # every model has one of these
 SMALL_FILES = ('*.json', '*.txt', '*.jinja', '*.model')
 WEIGHTS = 'model*.safetensors'
-IN_FOLDERS = '*/*'  # files in folders, such as onnx/, are for other programs
+IN_FOLDERS = '*/*'  # files to leave out: those in folders, such as onnx/, are for other programs
 
 
 def model_path(name: str) -> str | None:
-    """Return the hf:// path of a model of the hub; None for other names and local paths."""
+    """Return the hf:// path of a model on the hub; None for other names and local paths."""
     if is_hub(name):
         hub = HubPath(name)
         if hub.kind != 'model' or hub.name:
-            raise hub.error('this is not a model: give hf://ORG/NAME')
+            raise hub.error('this path is not a model: give hf://ORG/NAME')
         return name
     return HUB + name if is_model_name(name) and not os.path.lexists(name) else None
 
 
 def pinned(name: str, *, ask: bool = True) -> str:
-    """Fetch a file, or a model without its weights, and return its path with the commit.
+    """Download a file, or a model without its weights; return its path with the commit.
 
-    ask: False to take the commit that is in the cache, without asking the hub.
+    ask: False to use the cached commit, without asking the hub.
     """
     hub = HubPath(_with_scheme(name))
     try:
@@ -52,13 +52,13 @@ def pinned(name: str, *, ask: bool = True) -> str:
     except StorageError as e:
         if is_hub(name):
             raise
-        raise StorageError(f'no such directory: {name}; as a model of the hub, {e}') from e
+        raise StorageError(f'no such directory: {name}; as a model on the hub, {e}') from e
     directory = copy.removesuffix(f'/{hub.name}') if hub.name else copy
-    return hub.at(os.path.basename(directory))  # its name is the commit
+    return hub.at(os.path.basename(directory))  # the directory's name is the commit
 
 
 def is_pin_of(recorded: Any, given: Any) -> bool:
-    """Return whether `recorded` is the path `given` with a commit in place of a branch or tag."""
+    """Return whether `recorded` is the path `given` with a commit instead of a branch or tag."""
     try:
         before, now = (HubPath(_with_scheme(name)) for name in (recorded, given))
     except (StorageError, TypeError):
@@ -72,31 +72,31 @@ def _with_scheme(name: str) -> str:
 
 
 def is_here(path: str) -> bool:
-    """Return whether a file, or the config of a model, can be read without the network."""
+    """Return whether a file, or a model's config, can be read without network."""
     hub = HubPath(path)
     names = (hub.name,) if hub.name else CONFIGS
     return any(isinstance(_in_cache(hub, name), str) for name in names)
 
 
 def _in_cache(hub: HubPath, name: str) -> Any:
-    """Return the path of a cached file; None if unknown, an object if the hub has no such file."""
+    """Return a cached file's path; None if not cached; an object if known to be missing."""
     from huggingface_hub import try_to_load_from_cache
 
     return try_to_load_from_cache(hub.repository, name, revision=hub.revision, repo_type=hub.kind)
 
 
 def cached_directory(path: str) -> str:
-    """Return the local directory of a model; if it is on the hub, fetch it with its weights."""
+    """Return a model's local directory, after downloading a model on the hub with its weights."""
     return fetched(path, with_weights=True) if is_hub(path) else path
 
 
-@functools.cache  # so that a branch means the same commit as long as this process runs
+@functools.cache  # a branch then means the same commit as long as this process runs
 def fetched(path: str, *, with_weights: bool = False, only_cached: bool = False) -> str:
-    """Return the local copy of a file, or a model's directory with its SMALL_FILES."""
+    """Return the local path of a file on the hub, or of a model's directory, after a download."""
     from huggingface_hub import errors, hf_hub_download, snapshot_download
 
     hub = HubPath(path)
-    # A commit never changes, so the hub is not asked again for a file that it does not have.
+    # A commit never changes: do not ask the hub again for a file that the commit lacks.
     if hub.is_commit and hub.name and not isinstance(_in_cache(hub, hub.name), str | None):
         raise hub.error('no such file', NotFound)
     problem = None if only_cached else hub_problem()
@@ -119,14 +119,14 @@ def fetched(path: str, *, with_weights: bool = False, only_cached: bool = False)
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as e:
         # A gated model exists, but the user has not accepted its terms.
         kind = StorageError if isinstance(e, errors.GatedRepoError) else NotFound
-        raise hub.error(f'{e} (private and gated ones need your token in HF_TOKEN)', kind) from e
-    except Exception as e:  # any of four libraries may have raised it
+        raise hub.error(f'{e} (private or gated: set HF_TOKEN to your token)', kind) from e
+    except Exception as e:  # four libraries may raise errors of many types
         raise hub.error(f'the hub: {e}') from e
 
 
 @functools.cache
 def hub_problem() -> str | None:
-    """Return why this process uses only the cache; None if the hub answers.
+    """Return the reason why this process uses only the cache; None if the hub answers.
 
     The hub is asked once, with a deadline: its library would wait for a silent hub for minutes.
     """
@@ -137,7 +137,7 @@ def hub_problem() -> str | None:
     try:
         get_session().head(constants.ENDPOINT, timeout=ANSWER_TIMEOUT)
         return None
-    except Exception as e:  # any of four libraries may have raised it
+    except Exception as e:  # four libraries may raise errors of many types
         reason = f'the hub cannot be reached: {e}'
     print(f'note: {reason}; its cache is used', file=sys.stderr)
     return reason

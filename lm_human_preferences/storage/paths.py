@@ -1,4 +1,4 @@
-"""Local paths, URLs of blobs and hf:// paths, and where their copies are kept."""
+"""Parsing of local paths, URLs of blobs and hf:// paths, and the places of cached copies."""
 
 import os
 import re
@@ -8,11 +8,11 @@ import urllib.parse
 from lm_human_preferences.errors import UserError, about_option, os_errors_as
 
 PUBLIC = 'openaipublic'  # account of the original's published files, which never change
-HUB = 'hf://'  # prefix of paths of the Hugging Face hub (hub.py)
+HUB = 'hf://'  # prefix of paths on the Hugging Face hub, see hub.py
 _URL = re.compile(
     r'(?:az://(?P<azure>[a-z0-9]+)/'
     r'|https://(?P<https>[a-z0-9]+)\.blob\.core\.windows\.net/'
-    # Google buckets whose files the account PUBLIC has now
+    # URLs of Google buckets, whose files are now in the account PUBLIC
     r'|(?:gs://|https://storage\.googleapis\.com/)(?=(?:gpt-2|lm-human-preferences)/))'
     r'(?P<container>[a-z0-9][a-z0-9._-]*)/(?P<name>[^?#]+)'
 )
@@ -21,8 +21,8 @@ _REPOSITORY = r'(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[^/@?#\s]+))
 _MODEL = re.compile(_REPOSITORY)
 _HUB_PATH = re.compile(rf'{HUB}(?P<kind>datasets/)?{_REPOSITORY}(?:/(?P<name>[^?#]+))?')
 _COMMIT = re.compile('[0-9a-f]{40}')
-# Backslashes, blobfile's patterns, control characters, lone surrogates, and the endings of our own
-# temporary files.
+# Matches names with backslashes, blobfile's patterns, control characters, or lone surrogates.
+# Also names that end like our own temporary files.
 _UNSAFE = re.compile(r'[\\*?[\]\x00-\x1f\x7f\ud800-\udfff]|\.(part|lock)(/|$)')
 
 
@@ -35,12 +35,12 @@ class NotFound(StorageError):
 
 
 class Remote:
-    """Parsed remote path. path: its usual spelling."""
+    """Parsed remote path. path: the path in its usual spelling."""
 
     path: str
 
     def error(self, reason: str, kind: type[StorageError] = StorageError) -> StorageError:
-        """Return an error whose message is one line that names the path."""
+        """Return an error with a message of one line: the path, and `reason`."""
         return kind(f'{self.path}: {" ".join(reason.split())}')
 
 
@@ -99,24 +99,24 @@ def is_hub(path: str) -> bool:
 
 
 def is_model_name(name: str) -> bool:
-    """Return whether `name` looks like ORG/NAME or ORG/NAME@REVISION, as a local path may, too."""
+    """Return whether `name` looks like ORG/NAME[@REVISION]; a local path may look so, too."""
     return _MODEL.fullmatch(name) is not None
 
 
 def is_safe(name: str) -> bool:
-    """Return whether a remote file's name, as a relative path, stays below the folder before it."""
+    """Return whether a remote file's name is safe as a relative path: stays inside its folder."""
     if any(part in ('', '.', '..') for part in name.split('/')):
         return False
     return not _UNSAFE.search(name)
 
 
 def is_offline() -> bool:
-    """Return whether LMHP_OFFLINE=1 forbids the network."""
+    """Return whether LMHP_OFFLINE=1 forbids use of the network."""
     return os.environ.get('LMHP_OFFLINE') == '1'
 
 
 def cache_root() -> str:
-    """Return the folder for downloads and other results that are kept."""
+    """Return the cache folder for downloads and other results that are kept."""
     return os.environ.get('LMHP_CACHE') or os.path.expanduser('~/.cache/lm-human-preferences')
 
 
@@ -130,24 +130,24 @@ def make_cache_folder(path: str) -> None:
 
 
 def is_remote(path: str) -> bool:
-    """Return whether `path` is a URL, also if its slashes are missing, as in gs:bucket."""
+    """Return whether `path` is a URL, even with missing slashes, as in gs:bucket."""
     return '://' in path or _SCHEME.match(path) is not None
 
 
 def join(path: str, *names: str) -> str:
-    """Extend a local or remote path by `names`."""
+    """Return a local or remote path extended by `names`."""
     if is_remote(path):
         return '/'.join([path.rstrip('/'), *names])
     return os.path.join(path, *names)
 
 
 def absolute(path: str) -> str:
-    """Return the absolute form of a local path; a URL stays as it is."""
+    """Return a local path as an absolute path; a URL unchanged."""
     return path if is_remote(path) else os.path.abspath(path)
 
 
 def staging_dir(directory: str) -> str:
-    """Return `directory`, or if it is remote, the local folder where a run's files are staged."""
+    """Return a run's local directory: for a remote one, the folder of files to upload."""
     if not is_remote(directory):
         return directory
     with about_option('--save_dir', StorageError):

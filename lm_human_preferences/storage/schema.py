@@ -1,4 +1,4 @@
-"""Check of JSON values against schemas, since a file may hold anything."""
+"""Check of JSON values from files against schemas, as a file may hold anything."""
 
 from typing import Any
 
@@ -19,5 +19,5 @@ def matches_schema(value: Any, schema: Any) -> bool:
         return is_list and all(map(matches_schema, value, schema))
     if isinstance(schema, range):
         return type(value) is int and value in schema
-    # To Python True is an integer, in JSON it is not.
+    # In Python, True is an integer; in JSON, it is not.
     return isinstance(value, schema) and (schema is bool or not isinstance(value, bool))

@@ -14,8 +14,8 @@ from lm_human_preferences.errors import os_errors_as
 from lm_human_preferences.storage.blobs import cached_path
 from lm_human_preferences.storage.paths import StorageError
 
-STANDARD_INPUT = '-'  # path that stands for it
-TABLES = ('.csv', '.tsv')  # endings of their names
+STANDARD_INPUT = '-'  # path that stands for standard input
+TABLES = ('.csv', '.tsv')  # endings of the names of tables
 
 
 def read_text(path: str) -> str:
@@ -29,7 +29,7 @@ def read_text(path: str) -> str:
 
 
 def read_whole_lines(path: str) -> str:
-    """Return a UTF-8 text up to its last line end: a killed writer may have torn the rest."""
+    """Return a UTF-8 file's whole lines; a killed writer may have torn the last one."""
     data = _read(path)
     return _decoded(data[: data.rfind(b'\n') + 1], path)
 
@@ -43,7 +43,7 @@ def _read(path: str) -> bytes:
 
 def _decoded(data: bytes, path: str) -> str:
     try:
-        if 0 in data[:2]:  # a letter of UTF-16, if the file has no byte order mark
+        if 0 in data[:2]:  # UTF-16 without a byte order mark
             raise UnicodeDecodeError('utf-8', data, 0, 2, 'a NUL')
         return data.decode('utf-8-sig')
     except UnicodeDecodeError as e:
@@ -59,12 +59,12 @@ def read_json(path: str) -> Any:
 
 
 def read_json_lines(path: str) -> list[tuple[str, Any]]:
-    """Return (place for messages, value) of each line of a local or remote file of JSON lines."""
+    """Return (place for messages, value) for each line of a local or remote JSON lines file."""
     return parse_json_lines(read_text(path), path)
 
 
 def parse_json_lines(text: str, name: str) -> list[tuple[str, Any]]:
-    """Return (place for messages, value) of each line that is not empty. name: the file's name."""
+    """Return (place for messages, value) for each line that is not empty. name: the file's name."""
     found = []
     for number, line in enumerate(text.split('\n'), start=1):
         if line.strip():
@@ -74,13 +74,13 @@ def parse_json_lines(text: str, name: str) -> list[tuple[str, Any]]:
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
-    """Return the value of a JSON text; StorageError if it is not JSON, or has a field twice.
+    """Return the value of a JSON text; StorageError if it is not JSON, or repeats a field.
 
     where: name of the text in messages.
     """
     try:
         return json.loads(text, object_pairs_hook=_each_name_once)
-    except (ValueError, RecursionError) as e:  # also for numbers with thousands of digits
+    except (ValueError, RecursionError) as e:  # ValueError also for numbers of thousands of digits
         raise StorageError(f'{where} is not JSON: {e}') from e
 
 
@@ -99,7 +99,7 @@ def is_table(path: str) -> bool:
 
 
 def read_table(path: str) -> list[tuple[str, dict[str, str]]]:
-    """Return (place for messages, {column: text}) of each row of a local or remote file.
+    """Return (place for messages, {column: text}) for each row of a local or remote table.
 
     Empty rows are skipped: spreadsheets write them in place of deleted ones. A column without a
     name, such as pandas' row numbers, is called 'column 1'. StorageError for a row that is not as
@@ -133,7 +133,7 @@ def read_table(path: str) -> list[tuple[str, dict[str, str]]]:
 
 
 def _delimiter(text: str) -> str:
-    """Return the separator that is most frequent in a table's header, outside quotes."""
+    """Return the separator that occurs most often in a table's header, outside quotes."""
     unquoted = re.sub(r'(?<![^,;\t\r\n])"(?:[^"]|"")*"', '', text)
     header, _, _ = unquoted.lstrip('\r\n').partition('\n')
     return max(',;\t', key=header.count)

@@ -1,4 +1,4 @@
-"""Functions that compose experiments, lists of trials (the original's utils/combos.py)."""
+"""Functions that define an experiment as a list of trials (the original's utils/combos.py)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,14 +7,14 @@ Trial = tuple[tuple[str | None, Any, dict[str, Any]], ...]
 
 
 def combos(*xs: Sequence[Trial]) -> list[Trial]:
-    """Return the Cartesian product: every way to join one trial of each list to a single trial."""
+    """Return the Cartesian product of lists: trials that join one trial of each list."""
     if not xs:
         return [()]
     return [x + rest for x in xs[0] for rest in combos(*xs[1:])]
 
 
 def bind(var: str | None, val: Any, descriptor: str | int | None = '') -> list[Trial]:
-    """Return one trial that sets one variable. Descriptor 0 is kept; the original dropped it."""
+    """Return a list of one trial, which sets one variable. The original dropped descriptor 0."""
     extra: dict[str, Any] = {}
     if descriptor not in ('', None):
         extra['descriptor'] = descriptor
@@ -22,7 +22,7 @@ def bind(var: str | None, val: Any, descriptor: str | int | None = '') -> list[T
 
 
 def each(*xs: Sequence[Trial]) -> list[Trial]:
-    """Return the trials of all lists, one after the other."""
+    """Return the trials of all lists, one list after the other."""
     return [trial for trials in xs for trial in trials]
 
 
@@ -32,7 +32,7 @@ def label(descriptor: str | int) -> list[Trial]:
 
 
 def options_shortdesc(var: str, desc: str, opts: Sequence[Any]) -> list[Trial]:
-    """Return a trial for each value of `var`, with the descriptor 'lx1' for desc 'l' and 0.1."""
+    """Return a trial for each value of `var`; desc 'l' and value 0.1 give the descriptor 'lx1'."""
     return each(*[bind(var, value, desc + _short(value)) for value in opts])
 
 
@@ -53,7 +53,7 @@ def bind_all(prefix: str = '', /, **values: Any) -> list[Trial]:
 
 
 def bind_nested(prefix: str, binds: Sequence[Trial]) -> list[Trial]:
-    """Return the trials with `prefix.` before every variable."""
+    """Return the trials with `prefix.` put before the name of every variable."""
     nested = []
     for trial in binds:
         renamed = []

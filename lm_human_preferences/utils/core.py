@@ -1,4 +1,4 @@
-"""Functions of numbers and tensors, without models or files (the original's utils/core.py)."""
+"""Functions on numbers and tensors (the original's utils/core.py)."""
 
 import contextlib
 import hashlib
@@ -10,24 +10,24 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-# Imported here, since np.random loads itself on first use, when a run has begun: a Ctrl-C at that
-# moment would be lost.
+# np.random would load itself at its first use, in the middle of a run.
+# A Ctrl-C at that moment would be lost.
 from numpy import random as numpy_random
 
-# The original defines these two in this module.
+# The original has these two functions in this module.
 from lm_human_preferences.utils.option_checks import ceil_div as ceil_div
 from lm_human_preferences.utils.option_checks import exact_div as exact_div
 from lm_human_preferences.utils.original_names import explain_missing
 
-MIN_TEMPERATURE = 1e-10  # lower limit of the original, so that temperature 0 means greedy
-LARGE_VOCABULARY = 4096  # tokens; of a larger vocabulary, a piece of PIECE tokens is drawn first
+MIN_TEMPERATURE = 1e-10  # lower limit as in the original, so that temperature 0 means greedy
+LARGE_VOCABULARY = 4096  # for more tokens, sampling first draws a piece of PIECE tokens
 PIECE = 256
 RANK_SEED_STRIDE = 100003  # difference between the seeds of neighbouring ranks, as in the original
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread, so that the order of sums is always the same."""
+    """Compute on one thread within the block, so that sums always have the same order."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -38,7 +38,7 @@ def one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Schema:
-    """Type and shape of one field of one example, without the batch dimension."""
+    """Type and shape of a field of one example, without the batch dimension."""
 
     dtype: torch.dtype
     shape: tuple
@@ -53,10 +53,10 @@ def token_ids(ids: TokenIds) -> torch.Tensor:
 
 
 def set_seed(seed: int | None, rank: int = 0) -> None:
-    """Seed numpy and torch for this rank, as the original's set_mpi_seed; None: fresh entropy."""
+    """Seed numpy and torch for this rank, as the original's set_mpi_seed. seed: None for random."""
     if seed is not None:
         seed += rank * RANK_SEED_STRIDE
-    numpy_random.seed(seed and seed % 2**32)  # numpy accepts only 32 bits
+    numpy_random.seed(seed and seed % 2**32)  # numpy accepts seeds of at most 32 bits
     if seed is None:
         torch.seed()
     else:
@@ -68,7 +68,7 @@ set_mpi_seed = set_seed  # the original's name
 
 @contextlib.contextmanager
 def random_stream(*key: object) -> Iterator[None]:
-    """Draw the block's random numbers from a stream that `key` (numbers and texts) seeds."""
+    """Within the block, draw random numbers from a stream seeded by `key` (numbers and texts)."""
     seed = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:4], 'big')
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     before = numpy_random.get_state()
@@ -83,7 +83,7 @@ def random_stream(*key: object) -> Iterator[None]:
 def whiten(
     values: torch.Tensor, shift_mean: bool = True, mask: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Scale to variance 1 (biased, epsilon 1e-8), and mean 0 if `shift_mean`; 0 outside `mask`."""
+    """Return `values` scaled to variance 1, and to mean 0 if `shift_mean`; 0 outside `mask`."""
     var, mean = torch.var_mean(those_in(values, mask), correction=0)
     whitened = (values - mean) * torch.rsqrt(var + 1e-8)
     if not shift_mean:
@@ -94,7 +94,7 @@ def whiten(
 
 
 def those_in(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Return the values (n,) where `mask`, of the same shape, is true; for None `values` itself.
+    """Return the values (n,) where `mask`, of the same shape, is true; if None, all `values`.
 
     With a mask in host memory, the host does not wait for the GPU.
     """
@@ -105,7 +105,7 @@ def those_in(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
 
 
 def sample_from_cdf(cdf: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Return int64 tokens (...) drawn by an unnormalised `cdf (..., n_vocab)` and uniform (...)."""
+    """Draw tokens, int64 (...), by an unnormalised `cdf (..., n_vocab)` and `uniform (...)`."""
     drawn = torch.searchsorted(cdf, uniform.unsqueeze(-1) * cdf[..., -1:], right=True)
     return drawn.clamp_(max=cdf.shape[-1] - 1).squeeze(-1)
 
@@ -118,7 +118,7 @@ def sample_from_probs(
     Return tokens, int64 (rows,), and the row sums of `probs`, float64 (rows,). From a large
     vocabulary, a piece is drawn first and then a token in it, so only a piece becomes float64.
     """
-    # Sums are in float64: float32 is too coarse for the rare tokens of a large vocabulary.
+    # Sum in float64: float32 is too coarse for the rare tokens of a large vocabulary.
     n_vocab = probs.shape[1]
     if n_vocab <= LARGE_VOCABULARY:
         cdf = probs.cumsum(1, dtype=torch.float64)
@@ -139,13 +139,13 @@ def sample_from_probs(
 
 
 def index_each(a: torch.Tensor, ix: torch.Tensor) -> torch.Tensor:
-    """Index row i of `a (batch, n, ...)` by `ix[i]`: (batch, *ix.shape[1:], *a.shape[2:])."""
+    """Return a[i, ix[i]] for each row i of `a (batch, n, ...)`; `ix (batch, ...)` has indices."""
     rows = torch.arange(a.shape[0], device=a.device).reshape(-1, *[1] * (ix.ndim - 1))
     return a[rows, ix]
 
 
 def pearson_r(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return the correlation of two vectors; nan where one is constant."""
+    """Return Pearson's correlation of two vectors; NaN if one of them is constant."""
     (x_var, x_mean), (y_var, y_mean) = (
         torch.var_mean(x, correction=0),
         torch.var_mean(y, correction=0),
@@ -158,20 +158,20 @@ def default_device() -> torch.device:
 
 
 def as_numbers(scalars: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """Return {name: number} sorted by name, with a single wait for the device."""
+    """Return {name: number}, sorted by name; waits only once for the device."""
     names = sorted(scalars)
     values = torch.stack([scalars[name] for name in names]).tolist()
     return dict(zip(names, values, strict=True))
 
 
 def mean_and_std(values: np.ndarray | torch.Tensor) -> tuple[float, float]:
-    """Return (mean, standard deviation), computed in float64 and two passes for precision."""
+    """Return (mean, standard deviation), computed precisely: in float64 and two passes."""
     values = np.asarray(values, np.float64)
     return float(values.mean()), float(values.std())
 
 
 def digest_of(parameters: Mapping[str, torch.Tensor]) -> str:
-    """Return the SHA-256 of the names, shapes and values of float32 parameters on the CPU."""
+    """Return the SHA-256 of names, shapes and values of float32 `parameters` on the CPU."""
     digest = hashlib.sha256()
     for name, parameter in sorted(parameters.items()):
         digest.update(f'{name} {tuple(parameter.shape)}\n'.encode())
@@ -182,7 +182,7 @@ def digest_of(parameters: Mapping[str, torch.Tensor]) -> str:
 
 @dataclass
 class TensorBatch:
-    """Base class of dataclasses whose tensors (or None) are indexed and split together by rows."""
+    """Base class of dataclasses whose tensors (or None) are indexed and split by rows together."""
 
     def __len__(self) -> int:
         first = fields(self)[0]
@@ -200,7 +200,7 @@ class TensorBatch:
         return type(self)(**selected)
 
     def split(self, size: int) -> Sequence[Self]:
-        """Return batches of `size` rows each; the last has the remainder."""
+        """Return batches of `size` rows each; the last batch has the remaining rows."""
         return [self[start : start + size] for start in range(0, len(self), size)]
 
 
@@ -208,12 +208,12 @@ Batch = TypeVar('Batch', bound=torch.Tensor | TensorBatch)
 
 
 def micro_batches(batch: Batch, size: int | None) -> Sequence[Batch]:
-    """Return the rows of `batch`, at most `size` at a time, in order; None: all at once."""
+    """Return `batch` split into micro-batches of at most `size` rows; None: in one piece."""
     return batch.split(size or len(batch))  # pyright: ignore[reportReturnType]
 
 
 def concatenate(parts: Sequence[Batch]) -> Batch:
-    """Return one batch of the rows of all `parts`, in order."""
+    """Return one batch with the rows of all `parts`, in order."""
     first: Any = parts[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(parts)  # pyright: ignore
@@ -227,7 +227,7 @@ def concatenate(parts: Sequence[Batch]) -> Batch:
 def map_micro_batches(
     function: Callable[..., Batch], size: int | None, *batches: torch.Tensor
 ) -> Batch:
-    """Return `function(*batches)`, computed on at most `size` rows at a time (None: on all)."""
+    """Return `function(*batches)`, computed in micro-batches of `size` rows (None: of all rows)."""
     parts = zip(*(micro_batches(batch, size) for batch in batches), strict=True)
     return concatenate([function(*part) for part in parts])
 

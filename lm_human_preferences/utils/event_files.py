@@ -1,4 +1,4 @@
-"""Event files for TensorBoard, whose own writers import slowly and crash on a full disk."""
+"""Reader and writer of TensorBoard's event files; its own are slow, and crash on a full disk."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ PREFIX = 'events.out.tfevents.'  # prefix of the names of TensorBoard's files
 
 
 def create(directory: str, first_step: int | None) -> io.FileIO:
-    """Create and return an unbuffered event file. first_step: where a run is resumed, or None."""
+    """Create and return an unbuffered event file. first_step: step at which a run is resumed."""
     os.makedirs(directory, exist_ok=True)
-    # TensorBoard reads files by name: a new one comes last, even if the clock was set back.
+    # TensorBoard sorts files by name: make the new one the last, even if the clock was set back.
     second = int(time.time())
     for path in paths(directory):
         other = os.path.basename(path).split('.')[3]
@@ -54,7 +54,7 @@ def record_of(stats: Mapping[str, float], step: int) -> bytes:
 
 
 def record_of_text(tag: str, text: str, step: int) -> bytes:
-    """Return the record of a text, which TensorBoard shows as Markdown."""
+    """Return the record for a text, which TensorBoard shows as Markdown."""
     summary = Summary()
     value = summary.value.add(tag=tag)
     value.metadata.plugin_data.plugin_name = 'text'
@@ -65,18 +65,18 @@ def record_of_text(tag: str, text: str, step: int) -> bytes:
 
 
 def read(path: str) -> Iterator[tuple[Any, int]]:
-    """Yield (event, its end in the file) of each event of a file, up to the first damaged one."""
+    """Yield (event, position of its end) for each event in a file before the first damaged one."""
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 
     end = 0
-    with contextlib.suppress(Exception):  # libraries raise anything for a damaged file
+    with contextlib.suppress(Exception):  # libraries may raise any type for a damaged file
         for record in RawEventFileLoader(path).Load():
-            end += len(record) + 16  # with its length and two CRCs
+            end += len(record) + 16  # 16 bytes for the length and two CRCs
             yield Event.FromString(record), end
 
 
 def purge(directory: str, step: int) -> None:
-    """Delete the events of `step` and later, and damaged ones, from all files of a directory."""
+    """Delete events of `step` and later, and damaged events, from all files in a directory."""
     for path in paths(directory):
         kept = 0
         for event, end in read(path):
@@ -90,13 +90,13 @@ def purge(directory: str, step: int) -> None:
 
 
 def paths(directory: str) -> list[str]:
-    """Return the files of events in a directory in their order, without links and pipes."""
+    """Return the paths of a directory's event files in order, leaving out links and pipes."""
     found = glob.glob(os.path.join(glob.escape(directory), f'{PREFIX}*'))
     return sorted(path for path in found if os.path.isfile(path) and not os.path.islink(path))
 
 
 def _encode(event: Event) -> bytes:
-    """Return an event as a record: length, CRC of the length, event, CRC of the event."""
+    """Return an event as a record of length, CRC of the length, event, and CRC of the event."""
     data = event.SerializeToString()
     length = struct.pack('<Q', len(data))
     length_crc = struct.pack('<I', masked_crc(length))

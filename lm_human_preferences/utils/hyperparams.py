@@ -16,7 +16,7 @@ from lm_human_preferences.utils import option_checks, streams
 
 _BOOLS = {'t': True, 'true': True, 'True': True, 'f': False, 'false': False, 'False': False}
 
-TEXTS = tuple[str, ...]  # type of an option that may be given several times
+TEXTS = tuple[str, ...]  # type of a text option that may be given several times
 _WORDS: dict[Any, str] = {
     bool: 'true or false',
     int: 'a whole number (int)',
@@ -28,27 +28,27 @@ _WORDS: dict[Any, str] = {
 
 
 class UnknownFieldError(AttributeError, KeyError):
-    """Error: no field has this name. The original raised either base class."""
+    """Error: no field has this name. The original raised one or the other base class."""
 
     __str__ = AttributeError.__str__
 
 
 class InvalidOptions(ValueError, AssertionError):
-    """Error: options contradict each other, where the original had an assertion."""
+    """Error: options contradict each other. Also an AssertionError, as in the original."""
 
 
 def option(
     default: Any,
-    help: str | None,  # the keyword of click
+    help: str | None,  # named as in click
     *,
     ours: bool = False,
     **marks: Any,
 ) -> Any:
-    """Declare a field of a hyperparameter class, which is an option, with a line of help.
+    """Declare an option: a field of a hyperparameter class, with a line of help.
 
-    help: None for an option that is accepted but shown nowhere. ours: added by this port, so left
-    out of files that the original reads. marks: at_least, at_most (inclusive limits), above (an
-    exclusive one), one_of (choices), path (True if a typed value may begin with ~).
+    help: None for an option that is accepted but not shown. ours: whether this port added it, so
+    that files for the original leave it out. marks: at_least, at_most (inclusive limits), above (an
+    exclusive limit), one_of (choices), path (True if a typed value may begin with ~).
     """
     metadata = {'help': help, 'ours': ours, **marks}
     return dataclasses.field(default=default, repr=not ours, metadata=metadata)
@@ -59,7 +59,7 @@ own_option = functools.partial(option, ours=True)
 
 @contextlib.contextmanager
 def reading(filename: str) -> Iterator[None]:
-    """Turn errors about the hyperparameters in a file into UserErrors."""
+    """Within the block, turn errors about hyperparameters in a file into UserErrors."""
     try:
         yield
     except (AttributeError, TypeError, ValueError) as e:
@@ -68,7 +68,7 @@ def reading(filename: str) -> Iterator[None]:
 
 @functools.cache
 def note_unknown(filename: str, names: tuple[str, ...]) -> None:
-    """Note the `names` of a file's settings that this program does not have, once per file."""
+    """Print a note, once per file, on settings `names` that this program does not know."""
     if names:
         streams.note(
             f'note: {filename} has settings that this program does not know and leaves alone:'
@@ -78,10 +78,10 @@ def note_unknown(filename: str, names: tuple[str, ...]) -> None:
 
 @dataclasses.dataclass
 class HParams:
-    """Base of all hyperparameter classes. unknown: {name: value} in a file without such a field."""
+    """Base of all hyperparameter classes. unknown: {name: value} read without a field for it."""
 
-    _group = ''  # prefix of the options, such as 'rewards.online.'; not a field
-    unknown = {}  # not a field either, and never changed in place
+    _group = ''  # prefix of option names, such as 'rewards.online.'; not a dataclass field
+    unknown = {}  # not a dataclass field either, and never changed in place
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -89,7 +89,7 @@ class HParams:
             value.name_group(f'{self._group}{name}.')
 
     def name_group(self, name: str) -> None:
-        """Set the prefix of option names to `name`, such as 'task.', also in nested groups."""
+        """Set the prefix of option names to `name`, such as 'task.', here and in nested groups."""
         self._group = name
         for f in dataclasses.fields(self):
             value = getattr(self, f.name, None)
@@ -97,15 +97,15 @@ class HParams:
                 value.name_group(f'{name}{f.name}.')
 
     def option_name(self, name: str) -> str:
-        """Return the option, such as --task.end_text, of the field with this (dotted) name."""
+        """Return the option of a field, such as --task.end_text. name: may be dotted."""
         return f'--{self._group}{name}'
 
     def setting(self, name: str) -> str:
-        """Return the option of a field with its value: --task.query_length 64."""
+        """Return the option of a field with its value, such as --task.query_length 64."""
         return f'{self.option_name(name)} {operator.attrgetter(name)(self)}'
 
     def override_from_json_file(self, filename: str) -> None:
-        """Override fields from a JSON file (path or URL), and check; UserError names the file."""
+        """Override fields from a JSON file (path or URL), and check them; or UserError."""
         nested = storage.read_json(filename)
         with reading(filename):
             self.override_from_nested_dict(nested, keep_unknown=True)
@@ -113,7 +113,7 @@ class HParams:
         note_unknown(filename, tuple(self.unknown_names()))
 
     def override_from_str(self, hparam_str: str) -> None:
-        """Override fields from 'x.y=1,name=text'; a text cannot contain a comma."""
+        """Override fields from a text like 'x.y=1,name=text'; values cannot contain commas."""
         parsed = {}
         for setting in hparam_str.split(','):
             key, is_setting, text = setting.partition('=')
@@ -123,7 +123,7 @@ class HParams:
         self.override_from_dict(parsed)
 
     def override_from_dict(self, flat_dict: dict[str, Any]) -> None:
-        """Override fields from {'x.y': 1}; {'x': 'on'} creates x. AttributeError if x is off."""
+        """Override fields from {'x.y': 1}. 'on' creates a group; AttributeError if it is off."""
         groups = {key: group_class(self._field(key).type) for key in flat_dict}
         inner: dict[str, dict[str, Any]] = {}
         for key, value in flat_dict.items():
@@ -151,9 +151,9 @@ class HParams:
     def override_from_nested_dict(
         self, nested_dict: dict[str, Any], *, keep_unknown: bool = False
     ) -> None:
-        """Override fields from {'x': {'y': 1}}, which also switches group x on.
+        """Override fields from {'x': {'y': 1}}, which also switches the group x on.
 
-        keep_unknown: put settings without a field into `unknown`; otherwise they are errors.
+        keep_unknown: whether to put settings without a field into `unknown`, or raise an error.
         """
         for name, value in nested_dict.items():
             if keep_unknown and not self.has(name):
@@ -172,14 +172,14 @@ class HParams:
             getattr(self, name).override_from_nested_dict(value, keep_unknown=keep_unknown)
 
     def unknown_names(self) -> Iterator[str]:
-        """Yield the dotted names of the `unknown` settings, those of groups included."""
+        """Yield the dotted names of `unknown` settings, including those of nested groups."""
         yield from self.unknown
         for name, _, value in settings(self):
             if isinstance(value, HParams):
                 yield from (f'{name}.{key}' for key in value.unknown)
 
     def keep_unknown_of(self, other: 'HParams') -> None:
-        """Take over the `unknown` settings of another object and of its groups."""
+        """Copy the `unknown` settings of another object and of its groups."""
         self.unknown = other.unknown
         for name, value in vars(self).items():
             theirs = getattr(other, name, None)
@@ -189,7 +189,7 @@ class HParams:
     def to_nested_dict(
         self, *, original_only: bool = False, with_unknown: bool = False
     ) -> dict[str, Any]:
-        """Return a nested dict without those options of this port that have their defaults.
+        """Return a nested dict, which leaves out options of this port that have their defaults.
 
         original_only: leave out all options of this port. with_unknown: include `unknown`.
         """
@@ -204,9 +204,9 @@ class HParams:
         return nested
 
     def additions(self) -> dict[str, Any]:
-        """Return {dotted name: value} of all options of this port; a group is 'on' or 'off'."""
+        """Return {dotted name: value} of all options that this port added; groups: 'on', 'off'."""
         found = {}
-        of_ours: tuple[str, ...] = ()  # prefixes of groups that the original does not have
+        of_ours: tuple[str, ...] = ()  # prefixes of groups that the original lacks
         for name, f, value in settings(self):
             if not f.metadata.get('ours') and not name.startswith(of_ours):
                 continue
@@ -218,11 +218,11 @@ class HParams:
         return found
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Yield (applies, message); {name} in a message becomes --NAME, {name=} --NAME VALUE."""
+        """Yield (whether it applies, message); {name} becomes --NAME, {name=} --NAME VALUE."""
         yield from ()
 
     def validate(self, *, prefix: str = '') -> None:
-        """Run `check_values`; raise InvalidOptions for a problem. prefix: see name_group."""
+        """Check values, and raise InvalidOptions for one of `problems`. prefix: see name_group."""
         if prefix:
             self.name_group(prefix)
         self.check_values()
@@ -237,7 +237,7 @@ class HParams:
         return self.setting(match[1]) if match[2] else self.option_name(match[1])
 
     def check_values(self) -> None:
-        """Raise TypeError for a value of the wrong type, ValueError for one out of range."""
+        """Raise TypeError for a value of the wrong type, ValueError for a value out of range."""
         for f in dataclasses.fields(self):
             name = self.option_name(f.name)
             value = getattr(self, f.name)
@@ -251,7 +251,7 @@ class HParams:
                 value.check_values()
 
     def has(self, key: str) -> bool:
-        """Return whether there is a setting or group with this dotted name."""
+        """Return whether a setting or group has this dotted name."""
         return key in fields(type(self))
 
     def _field(self, key: str) -> dataclasses.Field:
@@ -264,7 +264,7 @@ class HParams:
 
 
 def settings(hparams: HParams, prefix: str = '') -> Iterator[tuple[str, dataclasses.Field, Any]]:
-    """Yield (dotted name, field, value) of all settings and groups, a group before its fields."""
+    """Yield (dotted name, field, value) for all settings and groups, a group before its fields."""
     for f in dataclasses.fields(hparams):
         name, value = prefix + f.name, getattr(hparams, f.name)
         yield name, f, value
@@ -273,7 +273,7 @@ def settings(hparams: HParams, prefix: str = '') -> Iterator[tuple[str, dataclas
 
 
 def value_of(hparams: Any, key: str) -> Any:
-    """Return the value of a dotted name; None if one of its groups is off."""
+    """Return the value of the setting with a dotted name; None if its group is off."""
     for part in key.split('.'):
         hparams = getattr(hparams, part, None)
     return hparams
@@ -281,7 +281,7 @@ def value_of(hparams: Any, key: str) -> Any:
 
 @functools.cache
 def fields(cls: type[HParams]) -> dict[str, dataclasses.Field]:
-    """Return {dotted name: field} of all fields below `cls`, groups included."""
+    """Return {dotted name: field} for all fields of `cls` and its nested groups."""
     by_name = {}
     for f in dataclasses.fields(cls):
         by_name[f.name] = f
@@ -293,13 +293,13 @@ def fields(cls: type[HParams]) -> dict[str, dataclasses.Field]:
 
 
 def members(ty: Any) -> tuple[Any, ...]:
-    """Return the types that `ty` allows: those of a Union, or `ty` alone."""
+    """Return the types that `ty` allows: the members of a Union, or `ty` alone."""
     is_union = typing.get_origin(ty) in (typing.Union, types.UnionType)
     return typing.get_args(ty) if is_union else (ty,)
 
 
 def group_class(ty: Any) -> type[HParams] | None:
-    """Return the HParams class that `ty` or Optional `ty` holds, or None."""
+    """Return the HParams class that is `ty` or that an Optional `ty` holds; None if none."""
     return next((t for t in members(ty) if isinstance(t, type) and issubclass(t, HParams)), None)
 
 
@@ -326,7 +326,7 @@ def dump(hparams: HParams, *, name: str = 'hparams') -> None:
 
 
 def dump_additions(hparams: HParams) -> None:
-    """Print the options that the original does not have, under their dotted names."""
+    """Print the options that this port added, under their dotted names."""
     print('more options:', *_dump_lines(hparams.additions(), '  '), sep='\n')
 
 
@@ -340,7 +340,7 @@ def _dump_lines(nested: Mapping[str, Any], indent: str) -> Iterator[str]:
 
 
 def parse(ty: Any, s: str | float) -> Any:
-    """Convert `s` to type `ty`, which may be Optional; ValueError if that is impossible."""
+    """Return `s` converted to the type `ty`, which may be Optional; ValueError if impossible."""
     (kind,) = [t for t in members(ty) if t is not types.NoneType]
     words_for_none = ('None',) if kind is str else ('None', 'none', '')
     if types.NoneType in members(ty) and s in words_for_none:

@@ -1,4 +1,4 @@
-"""Logging of numbers to TensorBoard and the console, and of lines to the console."""
+"""Logging: numbers to TensorBoard and the console, lines of text to the console."""
 
 import io
 import os
@@ -13,14 +13,14 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import os_errors_as
 from lm_human_preferences.utils import streams
 
-ALARMS = 'alarms'  # TensorBoard's tag for warnings that a training goes wrong
-# Tags: mean tokens of a response up to its end; fractions of responses with an end, a valid end
+ALARMS = 'alarms'  # tag in TensorBoard for warnings that a training goes wrong
+# Tags for the mean length of responses in tokens, the fractions of ended and of valid responses
 LENGTH, ENDED, VALID = 'responses/length', 'responses/ended', 'responses/valid'
-_console = 'summary'  # a value of --run.console
+_console = 'summary'  # value of --run.console
 
 
 class Rank(Protocol):
-    """The part of `distributed.comm.Comm` that this module uses, to print on rank 0 only."""
+    """Interface of `distributed.comm.Comm` as far as it is used here: to print on rank 0 only."""
 
     rank: int
 
@@ -47,7 +47,7 @@ def log_as_original(*lines: object) -> None:
 
 
 def announce(*lines: object) -> None:
-    """Print lines above a progress bar, whatever --run.console is."""
+    """Print lines, above a progress bar if there is one, whatever --run.console is."""
     if not lines:
         return
     text = '\n'.join(map(str, lines))
@@ -59,13 +59,13 @@ def announce(*lines: object) -> None:
 
 
 def progress(iterable: Iterable[Any] | None = None, *, comm: Rank, **settings: Any) -> tqdm:
-    """Return a tqdm bar, which only rank 0 shows, and only on a terminal."""
+    """Return a tqdm progress bar, which is shown only on rank 0 and on a terminal."""
     is_hidden = comm.rank != 0 or not sys.stderr.isatty()
     return tqdm(iterable, disable=is_hidden, mininterval=0.5, **settings)
 
 
 class Logger:
-    """Log of every step to SAVE_DIR/tb/SUBDIR and of some steps to the console; rank 0 only."""
+    """Logger that writes every step to SAVE_DIR/tb/SUBDIR, some to the console; rank 0 only."""
 
     def __init__(
         self,
@@ -86,14 +86,14 @@ class Logger:
         self.first_step: int | None = None
 
     def purge_from(self, step: int) -> None:
-        """Delete the events of an interrupted run from `step` on; call it before `log`."""
+        """Delete an interrupted run's events from `step` on; to be called before `log`."""
         if self.directory:
             with os_errors_as(f'cannot write to {self.directory}'):
                 _event_files().purge(self.directory, step)
         self.first_step = step  # tells a running TensorBoard to drop the events, too
 
     def is_due(self, step: int) -> bool:
-        """Return whether this rank prints at `step`."""
+        """Return whether this rank prints the numbers of `step`."""
         return self.active and step % self.log_interval == 0
 
     def log(self, stats: Mapping[str, float], step: int, *, tag_prefix: str | None = None) -> None:
@@ -104,7 +104,7 @@ class Logger:
             self._write(_event_files().record_of(named, step))
         if self.is_due(step):
             for name, value in stats.items():
-                # In float32, without meaningless digits.
+                # Print floats as float32, without meaningless digits.
                 shown = str(np.float32(value)) if isinstance(value, float) else value
                 log_as_original(f'k =  {name} , v =  {shown}')
 
@@ -113,7 +113,7 @@ class Logger:
             self._write(_event_files().record_of_text(tag, text, step))
 
     def _write(self, record: bytes) -> None:
-        """Append a record to the file, unbuffered; the first record creates it."""
+        """Append a record to the event file, which the first record creates, without buffering."""
         assert self.directory is not None
         with os_errors_as(f'cannot write to {self.directory}'):
             if self.file is None:
@@ -127,7 +127,7 @@ class Logger:
 
 
 def _event_files() -> Any:
-    """Import event_files, which takes long, only where events are written."""
+    """Import event_files late, only if events are written, as importing it takes long."""
     from lm_human_preferences.utils import event_files
 
     return event_files

@@ -1,4 +1,4 @@
-"""Checks of the values of options, without PyTorch: multiples, ranges, choices."""
+"""Checks of options' values (multiples, ranges, choices) that do not need PyTorch."""
 
 import math
 import operator
@@ -13,7 +13,7 @@ _LIMITS = {'at_least': operator.ge, 'above': operator.gt, 'at_most': operator.le
 
 
 def exact_div(a: int, b: int) -> int:
-    """Return `a // b`; ValueError if there is a remainder."""
+    """Return `a / b` as an integer; ValueError if there is a remainder."""
     q = a // b
     if a != q * b:
         raise ValueError(f'Inexact division: {a} / {b} = {a / b}')
@@ -39,13 +39,13 @@ def check_multiple(total: int, name: str, factors: Mapping[str, int], otherwise:
 
 
 def check_accepted(name: str, marks: Mapping[str, Any], value: Any) -> None:
-    """Raise ValueError if `marks` do not allow a value, or if no tensor can hold it.
+    """Raise ValueError if `marks` do not allow `value`, or if no tensor can hold it.
 
     name: name of the option in the message. marks: arguments of `hyperparams.option`.
     """
     if isinstance(value, int) and not -MAX_INT <= value <= MAX_INT:
         raise ValueError(f'{name} must be a number of at most 64 bits, its sign included')
-    if isinstance(value, float) and not abs(value) <= MAX_FLOAT:  # NaN fails this too
+    if isinstance(value, float) and not abs(value) <= MAX_FLOAT:  # `not <=` also catches NaN
         raise ValueError(f'{name} must be a finite number, got {value}')
     for limit, is_within in _LIMITS.items():
         bound = marks.get(limit)

@@ -1,10 +1,10 @@
-"""Names of the original that are gone, with their replacements: docs/from-the-original.md."""
+"""Names of the original that this port lacks, and advice on what to use instead."""
 
 import functools
 import sys
 from typing import NoReturn
 
-# {module: {names: advice}}; '' is the module itself.
+# {module: {names: advice}}, where the name '' stands for the module itself
 _GONE = {
     'utils.launch': {
         '': 'in launch.py, list trials in policy_experiments or reward_experiments; in a script,'
@@ -26,7 +26,7 @@ _GONE = {
 
 
 def refuse(module: str, name: str = '') -> NoReturn:
-    """Raise ImportError for a name of the original that is gone, AttributeError for any other."""
+    """Raise ImportError with advice for a missing name of the original, else AttributeError."""
     for names, advice in _GONE.get(module.removeprefix('lm_human_preferences.'), {}).items():
         if name in (names.split() or ['']):
             raise ImportError(
@@ -37,5 +37,5 @@ def refuse(module: str, name: str = '') -> NoReturn:
 
 
 def explain_missing(module: str) -> None:
-    """Make a module `refuse` missing names; `def __getattr__` in it would blind type checkers."""
+    """Make a module `refuse` missing names; type checkers would not see through __getattr__."""
     vars(sys.modules[module])['__getattr__'] = functools.partial(refuse, module)

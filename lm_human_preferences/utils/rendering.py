@@ -1,4 +1,4 @@
-"""Chat templates, rendered by transformers in a subprocess with limits on time and memory.
+"""Rendering of chat templates by transformers, in a subprocess with limited time and memory.
 
 A template is foreign code. The sandbox of transformers limits what it can reach, but neither its
 time nor its memory.
@@ -13,10 +13,10 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-SECONDS = 2.0  # processor time for one dialogue
-MEGABYTES = 512  # memory that rendering may take
-# The timer ends the process whatever the template does. Python's -P keeps modules of the current
-# folder from being imported.
+SECONDS = 2.0  # limit of processor time for one dialogue
+MEGABYTES = 512  # limit of memory for rendering
+# The timer ends the process whatever the template does.
+# Python's option -P prevents imports from the current folder.
 _PROGRAM = """
 import json, resource, signal, sys
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -47,19 +47,19 @@ _lock = threading.Lock()
 
 @functools.cache
 def _renderer() -> subprocess.Popen[str]:
-    """Start the subprocess that answers requests, a line of JSON each."""
+    """Start the subprocess, which answers each request, a line of JSON, by a line of JSON."""
     return subprocess.Popen(
         [sys.executable, '-P', '-c', _PROGRAM, str(SECONDS), str(MEGABYTES)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        start_new_session=True,  # Ctrl-C does not reach it; it ends when stdin closes
+        start_new_session=True,  # Ctrl-C does not reach the process, which ends with its stdin
     )
 
 
 def _answer(request: str) -> dict[str, str]:
-    """Return {'text': ...} or {'error': ...} for a request: [dialogue, settings] as JSON."""
+    """Return {'text': ...} or {'error': ...} for a request, the JSON of [dialogue, settings]."""
     with _lock:
         process = _renderer()
         assert process.stdin is not None and process.stdout is not None
@@ -77,9 +77,9 @@ def _answer(request: str) -> dict[str, str]:
 
 
 def render(tokeniser: Any, dialogue: Sequence[Mapping[str, str]], **settings: Any) -> str:
-    """Return the text that `tokeniser.apply_chat_template` makes of a dialogue.
+    """Return a dialogue as text, as `tokeniser.apply_chat_template(dialogue, **settings)` does.
 
-    settings: its keyword arguments. TemplateError if the template fails, or takes too much.
+    TemplateError if the template fails, or takes too much time or memory.
     """
     template = {'chat_template': tokeniser.get_chat_template(), **tokeniser.special_tokens_map}
     found = _answer(json.dumps([list(dialogue), {**template, **settings}], default=str))

@@ -21,16 +21,16 @@ WARNINGS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU)
 TO_STOP = (signal.SIGTERM, *WARNINGS)
 Handlers = dict[int, Any]  # {number of a signal: its handler}
 _handlers: weakref.WeakSet[Callable[[int, FrameType | None], None]] = weakref.WeakSet()
-# Default seconds in which a job has to stop. Batch systems kill a job that has not ended 30 s after
-# SIGTERM, and saving the run takes a moment.
+# A job must stop within this many seconds by default. Batch systems kill it 30 s after SIGTERM.
+# Saving the run takes some of these seconds.
 STOP_TIMEOUT = 20
-LEAST_SECONDS = 1e-3  # shortest timer: 0 would cancel it
-_deadline: float | None = None  # in seconds of the monotonic clock
+LEAST_SECONDS = 1e-3  # shortest time to set a timer to, as 0 would cancel it
+_deadline: float | None = None  # time at which to send SIGALRM, by the monotonic clock
 
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
-    """Call `handler` at signals `numbers` within the block; only in the main thread.
+    """Within the block, handle the signals `numbers` by `handler`; only in the main thread.
 
     Repeated WARNINGS do not count: shell and kernel both send SIGHUP, and SIGXCPU comes each
     second. A warning that is ignored, as under nohup, stays ignored.
@@ -59,14 +59,14 @@ def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> 
 
 
 def set_deadline(seconds: float | None) -> None:
-    """Have SIGALRM sent to this job, which was asked to stop, after `seconds`; None: not at all."""
+    """Make SIGALRM come after `seconds`, to end a job that was asked to stop; None: never."""
     global _deadline
     _deadline = None if seconds is None else time.monotonic() + seconds
     set_timer()
 
 
 def set_timer() -> None:
-    """Set the process's timer to the deadline again, as the user's code may have changed it."""
+    """Set the process's timer to the deadline, again after a user's code may have changed it."""
     if threading.current_thread() is threading.main_thread():
         left = 0.0
         if _deadline is not None:
@@ -75,13 +75,13 @@ def set_timer() -> None:
 
 
 def handlers() -> Handlers:
-    """Return the handlers of the signals that ask a job to stop, and of SIGALRM."""
+    """Return {signal: handler} for the signals that ask a job to stop, and for SIGALRM."""
     numbers = (signal.SIGINT, signal.SIGALRM, *TO_STOP)
     return {number: signal.getsignal(number) for number in numbers}
 
 
 def restore(before: Handlers) -> None:
-    """Restore earlier handlers, only in the main thread; signals ignored by now stay ignored."""
+    """Restore earlier handlers, only in the main thread; signals that are ignored stay ignored."""
     if threading.current_thread() is threading.main_thread():
         for number, earlier in before.items():
             if signal.getsignal(number) != signal.SIG_IGN and earlier is not None:
@@ -89,7 +89,7 @@ def restore(before: Handlers) -> None:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Handle a signal as Python does Ctrl-C."""
+    """Handle a signal as Python handles Ctrl-C: by KeyboardInterrupt."""
     raise KeyboardInterrupt
 
 

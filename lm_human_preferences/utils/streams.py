@@ -1,4 +1,4 @@
-"""Standard streams that survive control characters and closed pipes; text that is safe to print."""
+"""Make stdout and stderr safe: escape control characters, survive closed pipes."""
 
 import atexit
 import contextlib
@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from typing import Any
 
 STDOUT, STDERR = 1, 2  # file descriptors
-_CONTROLS = re.compile(r'[\x00-\x08\x0b-\x1f\x7f-\x9f]')  # all but tabs and line ends
-_MOVES_OF_BARS = re.compile(r'\A(?:\r|\n|\x1b\[A)*')  # how progress bars move the cursor on stderr
-CLOSED_PIPE = 128 + signal.SIGPIPE  # exit status, as shells report it
-_LEAST_COLUMNS = 20  # smallest width, even if COLUMNS or the terminal is smaller
-# Invisible characters (Default_Ignorable_Code_Point of Unicode 17.0) that str.isprintable accepts.
+_CONTROLS = re.compile(r'[\x00-\x08\x0b-\x1f\x7f-\x9f]')  # all controls but tabs and line ends
+_MOVES_OF_BARS = re.compile(r'\A(?:\r|\n|\x1b\[A)*')  # cursor movements of progress bars on stderr
+CLOSED_PIPE = 128 + signal.SIGPIPE  # exit status that shells report for a closed pipe
+_LEAST_COLUMNS = 20  # smallest width to use, even if COLUMNS or the terminal is narrower
+# str.isprintable accepts these invisible characters (Unicode 17.0: Default_Ignorable_Code_Point).
 INVISIBLE = re.compile(
     '[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0'
     '\U000e0100-\U000e01ef]'
@@ -28,14 +28,14 @@ _notes_are_muted = False
 
 
 def note(message: str) -> None:
-    """Print a line to standard error; do nothing if that fails."""
+    """Print a line to standard error, unless notes are muted; ignore write errors."""
     if not _notes_are_muted:
         with contextlib.suppress(OSError):
             print(message, file=sys.stderr, flush=True)
 
 
 def mute_notes(muted: bool) -> None:
-    """Turn `note` off, or on again."""
+    """Make `note` print nothing, or print again if `muted` is False."""
     global _notes_are_muted
     _notes_are_muted = muted
 
@@ -43,9 +43,9 @@ def mute_notes(muted: bool) -> None:
 def make_safe() -> None:
     """Make standard streams escape characters that control a terminal or that the encoding lacks.
 
-    Output that nobody reads is dropped.
+    Output is dropped if nobody reads it any more.
     """
-    os.environ.setdefault('PYTHON_COLORS', '0')  # colours of tracebacks would be escaped
+    os.environ.setdefault('PYTHON_COLORS', '0')  # no coloured tracebacks: colours would be escaped
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors='backslashreplace')
@@ -60,7 +60,7 @@ def _escape_controls(stream: Any, *, has_bars: bool) -> None:
     write = stream.write
 
     def write_escaped(text: str) -> int:
-        """Write text with control characters escaped."""
+        """Write `text` with its control characters escaped, except movements of progress bars."""
         foreign = text
         if has_bars:
             foreign = _MOVES_OF_BARS.sub('', text, count=1)
@@ -73,21 +73,21 @@ def _escape_controls(stream: Any, *, has_bars: bool) -> None:
 
 @contextlib.contextmanager
 def closed_pipe_is_quiet() -> Iterator[None]:
-    """End the process with status 141 if nobody reads the output of the block any more."""
+    """End the process with status 141 if nobody reads the block's output any more."""
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
         poll = select.poll()
-        poll.register(sys.stdout, 0)  # for errors only, such as a pipe without a reader
+        poll.register(sys.stdout, 0)  # polls only for errors, such as a pipe without a reader
         if poll.poll(0):
             sys.exit(CLOSED_PIPE)
-        raise  # the error of another pipe
+        raise  # it was another pipe that is closed
 
 
 @contextlib.contextmanager
 def lost_output_is_reported() -> Iterator[None]:
-    """Warn if standard output cannot be written, and go on; a closed pipe stays an error."""
+    """If the block cannot write standard output, warn and go on; a closed pipe stays an error."""
     try:
         yield
     except OSError as e:
@@ -98,7 +98,7 @@ def lost_output_is_reported() -> Iterator[None]:
 
 
 def leave_closed_terminal() -> None:
-    """Discard the output to standard streams whose terminal is gone."""
+    """Discard further output to standard streams if their terminal is gone."""
     global _terminal_is_gone
     _terminal_is_gone = True
     for number in (STDOUT, STDERR):
@@ -109,7 +109,7 @@ def leave_closed_terminal() -> None:
 
 
 def discard(number: int) -> None:
-    """Discard the output to a file descriptor from now on."""
+    """Discard all further output to the file descriptor `number`."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, number)
     os.close(null)
@@ -126,8 +126,8 @@ def _flush() -> None:
 
 
 def printable(text: str) -> str:
-    """Escape characters that control the terminal or are invisible, as in \\x1b."""
-    if text.isprintable() and not INVISIBLE.search(text):  # true of most texts, and fast
+    """Return `text` with control and invisible characters escaped, as in \\x1b."""
+    if text.isprintable() and not INVISIBLE.search(text):  # a fast path for most texts
         return text
     shown = []
     for character in text:
@@ -137,10 +137,10 @@ def printable(text: str) -> str:
 
 
 def error_line(error: object) -> str:
-    """Return the line that reports an error, or a message, to the user."""
+    """Return the line that reports an error to the user. error: an exception or a message."""
     return f'error: {printable(" ".join(str(error).splitlines()))}'
 
 
 def columns(most: int) -> int:
-    """Return the width of the terminal, at most `most`; `most` itself without a terminal."""
+    """Return the terminal's width in columns, at most `most`; `most` without a terminal."""
     return max(_LEAST_COLUMNS, min(shutil.get_terminal_size((most, 24)).columns, most))

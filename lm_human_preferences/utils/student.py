@@ -1,13 +1,13 @@
-"""Quantiles of Student's t distribution, for intervals of means of few values."""
+"""Quantiles of Student's t distribution, for confidence intervals of the mean of few values."""
 
 import functools
 
-FEWEST = 10  # fewest independent values from which an interval is computed
+FEWEST = 10  # smallest number of independent values from which an interval is computed
 
 
 @functools.cache
 def quantile(dof: int) -> float:
-    """Return the upper end of the 95 % interval of t with `dof` >= 1 degrees of freedom."""
-    from scipy import special  # slow to import, and few commands need it
+    """Return the upper end of t's 95 % interval, for `dof` >= 1 degrees of freedom."""
+    from scipy import special  # imported late, as it is slow and few commands need it
 
     return float(special.stdtrit(dof, 0.975))

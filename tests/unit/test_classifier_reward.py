@@ -145,7 +145,7 @@ def test_a_chat_is_read_in_the_own_template(tmp_path):
 
 def test_a_text_without_a_token_is_named(classes):
     texts = [joined(WORDS[0], WORDS[1]), joined('', '  ')]
-    with pytest.raises(UserError, match="its tokeniser makes no token of '  '"):
+    with pytest.raises(UserError, match="its tokeniser returns no tokens for '  '"):
         Classifier(classes, 'good').score(texts)
 
 

@@ -121,7 +121,7 @@ def test_names_of_models(tmp_path, monkeypatch):
         assert storage.model_path(name) == f'hf://{name}'
     assert storage.model_path('hf://org/model') == 'hf://org/model'
     for path in ('hf://org/model/config.json', 'hf://datasets/org/data/labels.json'):
-        assert 'this is not a model: give hf://ORG/NAME' in failure(storage.model_path, path)
+        assert 'this path is not a model: give hf://ORG/NAME' in failure(storage.model_path, path)
     others = ('model', './org/model', '/org/model', 'org/model/x', '../model')
     for name in others:
         assert storage.model_path(name) is None
@@ -182,7 +182,7 @@ def test_what_the_hub_refuses(hub_server, monkeypatch):
         monkeypatch.setattr(f'huggingface_hub.{module}.time', waits)
     told = failure(storage.pinned, 'hf://org/none')
     assert told.startswith('hf://org/none: 401 ') and 'Repository Not Found' in told
-    assert told.endswith('(private and gated ones need your token in HF_TOKEN)')
+    assert told.endswith('(private or gated: set HF_TOKEN to your token)')
     assert 'Revision Not Found' in failure(storage.pinned, 'hf://org/model@v9')
     hub_server.gated.add('org/model')
     told = failure(storage.pinned, 'hf://org/model')
@@ -221,4 +221,4 @@ def test_a_name_that_is_neither_a_directory_nor_on_the_hub():
     with pytest.raises(UserError, match='directory: runs/mine; .* hf://runs/mine: 401 '):
         TrainedModel('runs/mine')
     told = failure(TrainedModel, 'hf://datasets/org/labels/sentiment/offline.json')
-    assert told.endswith('this is not a model: give hf://ORG/NAME')
+    assert told.endswith('this path is not a model: give hf://ORG/NAME')

@@ -121,7 +121,7 @@ def test_a_run_goes_on_with_files_of_the_same_content_only(tmp_path, option, cap
     assert capsys.readouterr().err == note
     for file in elsewhere.iterdir():
         file.write_text('"def"')
-    with pytest.raises(UserError, match=f'^{moved} is not what it was'):
+    with pytest.raises(UserError, match=f'^{moved} has changed since'):
         run_settings.check_settings(hparams, {option})
 
 

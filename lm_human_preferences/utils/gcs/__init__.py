@@ -1,4 +1,4 @@
-"""Placeholder of the original's utils/gcs.py; storage/ reads remote files now."""
+"""Placeholder for the original's utils/gcs.py; here storage/ reads remote files."""
 
 from lm_human_preferences.utils.original_names import refuse
 

@@ -1,4 +1,4 @@
-"""Placeholder of the original's utils/launch.py; cli/ and distributed/ start jobs now."""
+"""Placeholder for the original's utils/launch.py; here cli/ and distributed/ start jobs."""
 
 from lm_human_preferences.utils.original_names import refuse
 
