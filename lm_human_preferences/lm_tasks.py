@@ -96,7 +96,7 @@ def policy_settings(hparams: TaskHParams, encoder: Encoder) -> dict[str, Any]:
     is_among = _is_among(truncate_tokens(hparams, encoder)) if hparams.stops else None
 
     def is_end(tokens: torch.Tensor, position: int) -> torch.Tensor:
-        """Return bool (batch,), True where the sampled token in `tokens (batch,)` is an end."""
+        """Return bool (batch,): True for each row whose token in `tokens (batch,)` ends it."""
         assert is_among is not None
         if position < hparams.truncate_after:
             return torch.zeros_like(tokens, dtype=torch.bool)

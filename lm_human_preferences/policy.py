@@ -19,8 +19,8 @@ from lm_human_preferences.utils.core import TokenIds, default_device, digest_of,
 if TYPE_CHECKING:
     from lm_human_preferences.language.trained_models import TrainedModel
 
-# Responses to a query share a row, so that the query is computed once. But attention multiplies all
-# tokens of a row and masks most products: for 64 responses, this costs more than sharing saves.
+# Responses to a query share a row, so that the query is computed only once.
+# More responses do not pay: attention multiplies all of a row's tokens and masks most products.
 MOST_IN_A_ROW = 8
 
 

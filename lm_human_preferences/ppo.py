@@ -14,10 +14,10 @@ from lm_human_preferences.utils.core import TensorBatch, those_in, whiten
 if TYPE_CHECKING:
     from lm_human_preferences.hparams.policy_options import PpoHParams
 
-# A ScoreFn maps queries (batch, query_length) and responses (batch, response_length) to a tuple:
-# scores (batch,), the responses after truncation, and statistics {'score': scores}.
-# A head on hidden states adds 'score_std' (batch,), the standard deviation of each score.
-# It also takes a third argument, the 'states' that the reference's analyze_responses returns.
+# A ScoreFn maps queries (batch, query_length) and responses (batch, response_length) to a tuple.
+# The tuple holds scores (batch,), truncated responses and statistics {'score': scores}.
+# A reward by a head on hidden states adds 'score_std' (batch,), the scores' standard deviations.
+# Such a reward takes as third argument the 'states' from analyze_responses of the reference.
 ScoreFn = Callable[
     ...,
     tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]],

@@ -1,4 +1,4 @@
-"""All data sets by name. To add one, write its generator in a module, and list it here."""
+"""Registry of all data sets by name. To add one, write a module with a generator; list it here."""
 
 import importlib
 import random

@@ -88,7 +88,7 @@ class Comm:
                 return result
         is_done = threading.Event()
         with ThreadPoolExecutor(1) as thread:
-            # If another rank is lost, the thread's error is hidden, but the message below fails.
+            # The thread hides the error if a rank is lost, but then the message below fails, too.
             thread.submit(self._meet_until, is_done)
             try:
                 result = work()

@@ -12,8 +12,8 @@ from lm_human_preferences.errors import UserError
 
 # Ports for Slurm jobs lie above the ports of services, below those of outgoing connections.
 _FIRST_PORT, _PORT_COUNT = 10240, 20480
-# torch.distributed reads these variables. They are set by torchrun, Azure ML and Kubernetes'
-# operators.
+# torch.distributed reads these variables.
+# They are set by torchrun, by Azure ML and by operators of Kubernetes.
 _TORCH_VARIABLES = ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
 TERMINAL = 'LMHP_TERMINAL'  # variable that says whether the ranks' output goes to a terminal
 # Prefixes of variables that the ranks of our own mpiexec must not inherit

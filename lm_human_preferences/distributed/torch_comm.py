@@ -156,8 +156,8 @@ class OverlappedGradients(Gradients):
                 self._add_bucket(members)
 
     def _add_bucket(self, members: list[torch.Tensor]) -> None:
-        # The hook holds a weak reference to this object, which holds the parameters:
-        # a strong reference would be a cycle, and would keep the parameters' memory.
+        # The hook holds only a weak reference to this object, because this object holds parameters.
+        # With a strong reference, this object and the parameters would never be freed.
         on_gradient: Any = weakref.WeakMethod(self._on_gradient)
         sizes = [parameter.numel() for parameter in members]
         bucket = torch.zeros(sum(sizes), dtype=members[0].dtype, device=members[0].device)

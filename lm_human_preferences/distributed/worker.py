@@ -37,7 +37,7 @@ def become_rank() -> None:
     stdout.reconfigure(line_buffering=True)
     terminal = os.environ.get(launch_methods.TERMINAL)
     if terminal is not None:
-        streams.mute_notes(True)  # the process that became mpiexec has printed them
+        streams.mute_notes(True)  # this job has printed its notes before mpiexec began
     if terminal == 'True':
         sys.stderr.isatty = lambda: True
         os.dup2(streams.STDERR, streams.STDOUT)  # one stream keeps lines and progress bars in order

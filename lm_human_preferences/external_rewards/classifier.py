@@ -204,7 +204,7 @@ def read_tokeniser(directory: str, model: Any) -> Any:
     if not tokens or max(tokens) >= rows:
         raise UserError(
             f'{directory}: its tokeniser has {len(tokens)} tokens, up to number'
-            f' {max(tokens, default=0)}, but the model knows {rows}'
+            f' {max(tokens, default=0)}, but the model has embeddings for only {rows}'
         )
     tokeniser.truncation_side = 'left'  # a text that is too long loses its beginning
     tokeniser.model_max_length = _limit(tokeniser, model)

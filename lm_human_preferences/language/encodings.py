@@ -1,4 +1,4 @@
-"""Text to token ids and back: `main` (GPT-2's byte pairs), `test` (letters), `reviews` (words)."""
+"""Encodings of text: `main` (GPT-2's byte pairs), `test` (letters), `reviews` (words)."""
 
 import dataclasses
 import functools
@@ -15,8 +15,8 @@ from lm_human_preferences.datasets.registry import LETTERS
 from lm_human_preferences.datasets.reviews import WORDS as REVIEW_WORDS
 from lm_human_preferences.errors import UserError
 
-# GPT-2's pattern to split text into words, numbers, punctuation and white space (section 2.2 of
-# its paper; encoder.py of its release).
+# GPT-2's pattern splits text into words, numbers, punctuation and white space.
+# See section 2.2 of its paper, and encoder.py of its release.
 WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 END_OF_TEXT = '<|endoftext|>'
 # {file name in OpenAI's release: file name in transformers}

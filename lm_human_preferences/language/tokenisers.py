@@ -33,7 +33,7 @@ from lm_human_preferences.runs import run_files
 CONFIG = 'config.json'
 TOKENISER, SETTINGS = run_files.TOKENISER, run_files.TOKENISER_SETTINGS
 GENERATION = run_files.GENERATION_CONFIG
-PREFIX = 'tokenizer-'  # an encoding's name is this and 12 digits of its digest
+PREFIX = 'tokenizer-'  # an encoding is named by this prefix and 12 digits of its digest
 # Settings that switch off cutting, padding, and special tokens around a text.
 _PLAIN = {'truncation': None, 'padding': None, 'post_processor': None}
 _END_FILES = (CONFIG, GENERATION)  # files that may name the tokens that end a text

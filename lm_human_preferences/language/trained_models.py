@@ -277,8 +277,8 @@ class TrainedModel:
         model = base.to_transformers()
         path = storage.join(str(base.savedir), CONFIG_FILE)
         if not peft_files.changes_of(directory) and storage.exists(path):
-            # Adapters may train rows of the embedding: PEFT then adapts a tied output layer, too,
-            # but only if the base's config says that it is tied.
+            # An adapter that trains rows of the embedding also changes a tied output layer.
+            # PEFT changes the layer, too, only if the base model's config says that it is tied.
             config = config_of(storage.read_json(path), path)
             model.config.tie_word_embeddings = config.tie_word_embeddings
         return peft_files.merged(directory, model)

@@ -2,9 +2,9 @@
 
 import os
 
-# A waiting OpenMP thread polls this many times before it sleeps. By default, it polls for 3 ms.
-# If another program computes on this machine, that keeps the processor from the working threads
-# (see benchmarks/README.md).
+# A waiting OpenMP thread polls this many times before it sleeps; by default it polls for 3 ms.
+# Polling takes processor time from working threads if another program also computes.
+# See benchmarks/README.md for measurements.
 SPIN_COUNT = '10000'
 
 

@@ -151,7 +151,7 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
         if same[option] != files[option]:
             raise UserError(f'{now[option]} has changed since this run began: restore it')
     may_change = MAY_CHANGE | read_again
-    if now.get('rewards.online') == 'on':  # the length decides when labels are collected
+    if now.get('rewards.online') == 'on':  # the training's length sets when labels are collected
         may_change -= {LENGTH}
     set_by_program = {'rewards.ensemble', _seed_of_ensemble(hparams)}
     for option in {**before, **now}:
@@ -182,7 +182,7 @@ def resume_command(hparams: Training) -> str:
 
 
 def _digests(hparams: Training) -> dict[str, str]:
-    """Return {option: SHA-256} of local files that a resumed run reads again: queries, classifier.
+    """Return {option: SHA-256 of its files} for query files and classifiers on this machine.
 
     Labels and a reward function are recorded where they are read, and the base of adapters beside
     the adapters. Other weights are in the checkpoints.
@@ -226,7 +226,7 @@ def pins(hparams: Training, *, ask: bool = True) -> dict[str, Any]:
         if path is not None and storage.is_hub(path) and (ask or storage.is_here(path)):
             found[key] = storage.pinned(value, ask=ask)
             if key == INITIAL_MODEL:
-                found[key] = found[key].removeprefix(path.removesuffix(value))  # the user's form
+                found[key] = found[key].removeprefix(path.removesuffix(value))  # as it was typed
     if hparams.policy is not None and hparams.new_reward_model is not None:  # both share a task
         found |= {f'{NEW_MODEL}.{key}': found[key] for key in found if key.startswith('task.')}
     seed = _seed_of_ensemble(hparams)

@@ -27,7 +27,7 @@ def fetch(url: str, directory: str, pattern: re.Pattern[str]) -> None:
     remote = [path for path in storage.listing(url) if pattern.fullmatch(path)]
     with_values = set()
     for path in filter(_is_list, remote):
-        # Fetch two, as the last checkpoint cannot be resumed if an error saved it within a step.
+        # Download two checkpoints: the last one cannot be resumed if an error saved it in a step.
         with_values.update(_listed(path, storage.read_text(storage.join(url, path)))[-2:])
     # Download the record last, as the directory counts as up to date once it is there.
     for path in sorted(remote, key=lambda path: path == RECORD):

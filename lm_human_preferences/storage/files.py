@@ -32,7 +32,7 @@ def open_nofollow(path: str, flags: int, mode: int = 0o666) -> int:
     # Without O_NONBLOCK, opening a pipe would wait until somebody opens its other end.
     number = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
     kind = os.fstat(number).st_mode
-    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # `open` refuses directories itself
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # let `open` refuse directories
         os.close(number)
         raise OSError(errno.EINVAL, 'it is a pipe or a device: put a file in its place', path)
     return number

@@ -316,7 +316,7 @@ class PPOTrainer:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return {name: tensor} of a checkpoint: parameters, Adam's moments, counts and times."""
-        epoch = time.time() - time.monotonic()  # the original saves times since 1970
+        epoch = time.time() - time.monotonic()  # the original saves times as seconds since 1970
         return {
             **self.roles.parameters(self.networks),
             **self.optimizer.moments(),

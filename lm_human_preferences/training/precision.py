@@ -72,9 +72,9 @@ def configure(
     reduced = torch.bfloat16 if precision == 'bf16' else None
     if device.type == 'cuda':
         torch.backends.cuda.matmul.allow_tf32 = precision != 'fp32'
-        # Disable cuDNN's attention, which PyTorch prefers in bf16 on Hopper: it makes a plan for
-        # each new length, so for each sampled token, which takes 0.04 to 2.7 s on an H100.
-        # Its gradients are NaN at some lengths (issue 196678 of PyTorch).
+        # PyTorch prefers cuDNN's attention in bf16 on Hopper, but cuDNN plans for each new length.
+        # Planning for each sampled token takes 0.04 to 2.7 s on an H100.
+        # Gradients of cuDNN's attention are NaN at some lengths (issue 196678 of PyTorch).
         torch.backends.cuda.enable_cudnn_sdp(False)
         # Deterministic algorithms need this variable, but no filled memory, which is slow.
         os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')

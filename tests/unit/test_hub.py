@@ -186,7 +186,7 @@ def test_what_the_hub_refuses(hub_server, monkeypatch):
     assert 'Revision Not Found' in failure(storage.pinned, 'hf://org/model@v9')
     hub_server.gated.add('org/model')
     told = failure(storage.pinned, 'hf://org/model')
-    assert 'gated repo' in told and told.endswith('ones need your token in HF_TOKEN)')
+    assert 'gated repo' in told and told.endswith('set HF_TOKEN to your token)')
     with pytest.raises(storage.StorageError):  # not that there is no such file
         storage.exists('hf://org/model/config.json')
     hub_server.status = 403

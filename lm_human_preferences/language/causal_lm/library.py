@@ -25,7 +25,7 @@ from lm_human_preferences.language.weights import (
 )
 
 MOST_LAYERS = 1000  # a config.json with more is refused
-_NUMBER_OF_LAYERS = re.compile('(layers?|blocks?)$')  # matches the keys for it in config.json
+_NUMBER_OF_LAYERS = re.compile('(layers?|blocks?)$')  # keys of config.json for the number of layers
 # Ignored keys of config.json: this program sets dtype and attention, and runs no foreign code.
 _OURS_TO_SAY = ('auto_map', '_attn_implementation', 'attn_implementation', 'torch_dtype', 'dtype')
 # Held by one thread at a time: no_init_weights and restoring the generator affect all threads.

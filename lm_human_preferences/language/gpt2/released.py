@@ -10,7 +10,7 @@ RELEASED = {
     '774M': dict(**_SHARED, n_embd=1280, n_head=20, n_layer=36),
     '1558M': dict(**_SHARED, n_embd=1600, n_head=25, n_layer=48),
 }
-# {model name on the hub, without OWNER: name in RELEASED}
+# {model name on the hub (after OWNER): name in RELEASED}
 OTHER_NAMES = {'gpt2': '124M', 'gpt2-medium': '355M', 'gpt2-large': '774M', 'gpt2-xl': '1558M'}
 # {OpenAI's first name for a model, from a wrong parameter count: name in RELEASED}
 FIRST_NAMES = {'117M': '124M', '345M': '355M'}

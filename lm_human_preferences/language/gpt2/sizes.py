@@ -20,7 +20,7 @@ HUGGING_FACE_SIZES = dict(
 _OTHER_NAMES = {
     *'hidden_size num_attention_heads num_hidden_layers max_position_embeddings'.split()
 }
-MOST_LAYERS, MOST_PARAMETERS = 1000, 2e10  # above these, a file is damaged; 1558M has 48 layers
+MOST_LAYERS, MOST_PARAMETERS = 1000, 2e10  # a file with more is damaged; 1558M has 48 layers
 TANH_GELUS = ('gelu_new', 'gelu_pytorch_tanh')  # transformers' two names for one function
 
 
