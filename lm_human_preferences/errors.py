@@ -1,4 +1,4 @@
-"""Errors that the user can fix, and commands to type for it; imports no library."""
+"""Errors that the user can fix, and command lines to show with them; imports no library."""
 
 import contextlib
 import errno
@@ -89,15 +89,15 @@ def typed(command: str, *words: str) -> str:
 
 
 def option_words(name: str, value: object) -> list[str]:
-    """Return the words that give the option `name` this value, not yet quoted."""
+    """Return the command-line words that set the option `name` to `value`, not yet quoted."""
     text = str(value)
     return [f'--{name}={text}'] if text.startswith('-') else [f'--{name}', text]
 
 
 def _is_active(folder: str) -> bool:
-    """Return whether `#!/usr/bin/env python3` means the Python in `folder` in the user's shell."""
+    """Return whether `python3` in the user's shell is the Python in `folder`."""
     python = shutil.which('python3')
-    # pipenv put its folder first in PATH for this process only.
+    # pipenv puts its folder first in PATH, but only for this process, not for the user's shell.
     if python is None or 'PIPENV_ACTIVE' in os.environ:
         return False
     return os.path.realpath(os.path.dirname(python)) == os.path.realpath(folder)
@@ -111,7 +111,7 @@ def require(module: str) -> None:
 
 
 def missing(module: str) -> str:
-    """Return a line for the user about a package that this Python lacks."""
+    """Return a message on how to install the package `module`, which this Python lacks."""
     environment = shlex.quote(os.path.relpath(_ROOT / '.venv'))
     return (
         f'{sys.executable} has no module {module!r}: `sh tools/setup.sh` installs what this program'

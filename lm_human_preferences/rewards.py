@@ -259,19 +259,19 @@ def make_score_fn(task: lm_tasks.TaskHParams, reward_model: ScoringModel) -> Sco
 
 
 class Location(NamedTuple):
-    """Directory of a reward model, and prefix of its parameter names in the checkpoint."""
+    """Directory of a reward model, and the prefix of its parameter names in the checkpoint."""
 
     directory: str
     scope: str = SCOPE
 
 
 def scopes_of(members: int) -> tuple[str, ...]:
-    """Return the scopes that an ensemble's models have in checkpoints, one per member."""
+    """Return the checkpoint scopes of an ensemble of `members` reward models."""
     return tuple(run_files.member_name(SCOPE, number) for number in range(members))
 
 
 def locations_of(path: str, members: int | None = None) -> list[Location]:
-    """Return locations of `members` reward models (None: all) at `path`; else UserError."""
+    """Return locations of `members` reward models (None: all) at `path`; UserError if missing."""
     first = reward_model_dir(path).rstrip('/')
     if members is None:
         members = recorded_members(path)
@@ -291,7 +291,7 @@ def locations_of(path: str, members: int | None = None) -> list[Location]:
 
 
 def recorded_members(path: str) -> int:
-    """Return the number of reward models at `path`, a run or a model's directory; 1 if none yet."""
+    """Return the number of reward models at `path`, a run or a model's directory; 1 if unknown."""
     run, name = os.path.split(path.rstrip('/'))
     if name == run_files.POLICY.network and is_model(path):
         return run_settings.members_of(run or '.', run_files.POLICY)
@@ -299,7 +299,7 @@ def recorded_members(path: str) -> int:
 
 
 def reward_model_dir(path: str) -> str:
-    """Return the directory of a reward model: `path`, or its reward_model/; else UserError."""
+    """Return `path` or its reward_model/, whichever is a reward model; UserError if neither is."""
     if is_model(path) or storage.exists(storage.join(path, run_files.FROZEN_HEAD)):
         return path
     network = storage.join(path, run_files.REWARD.network)
@@ -308,13 +308,13 @@ def reward_model_dir(path: str) -> str:
     if peft_files.is_peft(storage.model_path(path) or path):
         raise OptionError(
             '--rewards.trained_model',
-            f'{path} is an adapter, which no reward is read from: merge it into its classifier'
-            " (PEFT's merge_and_unload; `export` without --form adapter) and give that",
+            f"{path} is an adapter, not a reward model: merge it into its classifier (by PEFT's"
+            ' merge_and_unload, or `export` without --form adapter) and give the result',
         )
     train = errors.typed('./launch.py train_reward')
     raise OptionError(
         '--rewards.trained_model',
         f'{path}: neither it nor its reward_model/ has an {run_files.SIZES}, nor is it a sequence'
-        f' classifier of transformers; train one with {train}, or give the policy/ of a run of'
-        ' train_policy, or what its settings name',
+        f' classifier of transformers: train a reward model with {train}, or give the policy/ of a'
+        ' run of train_policy, or the reward model that its settings name',
     )

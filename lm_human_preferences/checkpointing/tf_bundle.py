@@ -1,4 +1,4 @@
-"""TensorFlow 1.13 checkpoints in numpy: tensor_bundle.proto, in LevelDB tables (lib/io/)."""
+"""Reader and writer of TensorFlow 1.13 checkpoints (tensor_bundle.proto, LevelDB tables)."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ DTYPES = {
     23: np.dtype('<u8'),
 }
 DTYPE_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
-MAX_RANK = 64  # most dimensions that numpy supports
-VARINT, BYTES, FIXED32 = 0, 2, 5  # wire types of protocol buffers; these messages have no others
-# `sliced` is true of a partitioned variable, which is kept in pieces under other keys
+MAX_RANK = 64  # largest number of dimensions that numpy supports
+VARINT, BYTES, FIXED32 = 0, 2, 5  # protocol buffers' wire types that occur in checkpoints
+# sliced: whether the variable is partitioned, that is, stored in pieces under other keys
 _Entry = collections.namedtuple('_Entry', 'dtype shape shard offset size crc sliced')
-# Most bytes of a file and of its decoded entries; 1558M with its optimiser needs 1/40 of them.
+# Largest size in bytes of a file and of its decoded entries; 1558M's optimizer needs 1/40 of it.
 MAX_SIZE = 1 << 23
 TOO_LARGE = f'it takes more than {MAX_SIZE >> 20} MiB'
 MAGIC = bytes.fromhex('57fb808b247547db')
 FOOTER_SIZE = 48
-ENTRY_COST = 64  # bytes that an entry counts for in MAX_SIZE, besides its key
+ENTRY_COST = 64  # bytes that an entry adds towards MAX_SIZE, besides its key
 RESTART_INTERVAL = 16
 
 
@@ -218,7 +218,7 @@ def write_values(file: BinaryIO, tensors: Mapping[str, np.ndarray | torch.Tensor
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return (value, position after it) of the base-128 number at `position`."""
+    """Return the base-128 number at `position`, and the position after it; or ValueError."""
     value = 0
     for length, byte in enumerate(data[position : position + 10], start=1):
         value |= (byte & 0x7F) << 7 * (length - 1)
@@ -228,7 +228,7 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def varint(value: int) -> bytes:
-    """Return a number >= 0 in base 128."""
+    """Return the bytes of a number >= 0 in base 128."""
     return bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80]) + varint(value >> 7)
 
 
@@ -237,9 +237,9 @@ def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     if len(data) > MAX_SIZE:
         raise ValueError(TOO_LARGE)
     if len(data) < FOOTER_SIZE or not data.endswith(MAGIC):
-        raise ValueError('it does not end as the index of a TensorFlow checkpoint')
+        raise ValueError('it does not end like the index of a TensorFlow checkpoint')
     footer = data[-FOOTER_SIZE:-8]
-    # The handle of the meta-index, which is empty, comes first: two numbers.
+    # Skip the two numbers of the handle of the meta-index, which is empty.
     _, position = read_varint(footer, 0)
     _, position = read_varint(footer, position)
     size = 0
@@ -256,7 +256,7 @@ def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _block(data: bytes, handle: bytes) -> bytes:
-    """Return the block at `handle` (offset and size), which compression and CRC follow."""
+    """Return the block at `handle` (offset, size); ValueError if it is damaged or compressed."""
     offset, position = read_varint(handle, 0)
     size, _ = read_varint(handle, position)
     end = offset + size
@@ -273,7 +273,7 @@ def _block(data: bytes, handle: bytes) -> bytes:
 
 
 def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield (key, value) of a block; keys are stored as differences."""
+    """Yield the (key, value) pairs of a block, whose keys are stored as differences."""
     end = len(block) - 4 - 4 * int.from_bytes(block[-4:], 'little')
     if end < 0:
         raise ValueError('a block is too short')
@@ -291,7 +291,7 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def encode_block(rows: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return a block of (key, value) `rows`; every RESTART_INTERVAL-th key is in full."""
+    """Return a block of (key, value) `rows`, with every RESTART_INTERVAL-th key in full."""
     entries = bytearray()
     restarts = [0]
     last = b''
@@ -316,11 +316,11 @@ def successor(key: bytes) -> bytes:
 
 
 def encode_table(rows: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """Return the table of TensorFlow 1.13 for (key, value) `rows` with ascending keys."""
+    """Return (key, value) `rows` with ascending keys as a table, as TensorFlow 1.13 writes it."""
     table = bytearray()
 
     def write(block: bytes) -> bytes:
-        """Append a block, not compressed; return its handle."""
+        """Append an uncompressed block to the table; return its handle."""
         handle = varint(len(table)) + varint(len(block))
         table.extend(block + b'\0' + struct.pack('<I', masked_crc(block + b'\0')))
         return handle

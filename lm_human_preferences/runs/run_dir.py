@@ -184,7 +184,7 @@ def ranks_of(directory: str | None) -> int | None:
 
 @contextlib.contextmanager
 def held(directory: str, ranks: int) -> Iterator[None]:
-    """Make and lock a run directory; then delete the lock file, and a new, still empty directory.
+    """Make and lock a run's directory; afterwards delete the lock, and a new directory if empty.
 
     ranks: number of ranks that write the run. UserError if another process has locked it.
     """
@@ -198,16 +198,16 @@ def held(directory: str, ranks: int) -> Iterator[None]:
             with contextlib.suppress(BlockingIOError):
                 lock = stack.enter_context(storage.open_locked(path))
             holder = _holder(path)
-            # Another process may have deleted the file, or replaced it, before it was locked.
+            # Another process may have deleted or replaced the file before it was locked here.
             if lock is None or not _is_at(path, lock):
                 raise UserError(
                     f'{path}: {holder or "a process"} is writing this run: wait for its end, or use'
                     ' another NAME'
                 )
             if holder and f' on {_HOST}, ' not in holder:
-                # The file system may not pass locks on to other hosts.
+                # The file system may not show this host the locks of other hosts.
                 raise UserError(
-                    f'{path}: {holder} is writing this run; if it has ended there, delete this file'
+                    f'{path}: {holder} is writing this run; if it has ended, delete this file'
                 )
         try:
             with os_errors_as(f'--save_dir: {path} cannot be written'):
@@ -215,8 +215,8 @@ def held(directory: str, ranks: int) -> Iterator[None]:
                 os.write(lock.fileno(), process.encode())
             yield
         finally:
-            # A user may have deleted it, so that another process has made it anew.
-            with contextlib.suppress(OSError):  # an upload has deleted it; or it is not empty
+            # Check the file first: a user may have deleted it, and another process made a new one.
+            with contextlib.suppress(OSError):  # an upload deleted the directory, or it has files
                 if _is_at(path, lock):
                     os.remove(path)
                     if is_new:
@@ -228,7 +228,7 @@ def _is_at(path: str, lock: io.FileIO) -> bool:
 
 
 def _holder(path: str) -> str:
-    """Return the beginning of a lock file, which anybody may have made; '' if it is gone."""
+    """Return the process that a lock file names, which anybody may have written; '' if none."""
     if not os.path.exists(path):
         return ''
     with open(path, 'rb', opener=storage.open_nofollow) as file:
@@ -243,7 +243,7 @@ def check_free(directory: str) -> None:
 
 
 def is_held(directory: str) -> bool:
-    """Return whether another process writes the run in a local or remote directory, if known."""
+    """Return whether another process is known to write the run in `directory`, local or remote."""
     try:
         check_free(storage.staging_dir(directory))
     except UserError:

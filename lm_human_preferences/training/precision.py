@@ -23,8 +23,8 @@ _LARGEST_FLASH = 256  # largest size of a head that flash attention accepts
 Library = Literal['default', 'onednn']
 LIBRARIES = get_args(Library)
 ROUNDING = {'amx_bf16', 'bf16'}  # processor features with which oneDNN rounds to bf16
-# A network no wider than this is fastest on one thread with PyTorch's default library. oneDNN makes
-# a kernel for each new number of tokens, so a first run takes 12 % more time and twice the memory.
+# Networks up to this width are fastest on one thread with PyTorch's default library.
+# With oneDNN, a first run takes 12 % more time and twice the memory, for a kernel per token count.
 TINY_WIDTH = 128
 _matmul: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -52,7 +52,7 @@ def configure_for(
 ) -> None:
     """Configure this process for a network of width `n_embd`. library: None for the fastest."""
     process.limit_alone()
-    # Operations of a tiny network take microseconds; synchronising threads would take longer.
+    # Operations of a tiny network take microseconds, less than synchronising threads.
     if n_embd <= TINY_WIDTH and not process.threads_are_set():
         torch.set_num_threads(1)
     library = library or fastest_library(n_embd)
@@ -268,14 +268,14 @@ def fastest_library(n_embd: int) -> Library:
     """Return the library for a network of width `n_embd` on this machine; 'default' on a GPU."""
     if default_device().type != 'cpu' or n_embd <= TINY_WIDTH:
         return 'default'
-    # oneDNN was measured to be faster on AMD processors with bf16.
+    # In measurements, oneDNN is faster on AMD processors that support bf16.
     processor = processors.this_processor()
     is_amd_with_bf16 = processor.vendor == processors.AMD and 'avx512_bf16' in processor.features
     return 'onednn' if is_amd_with_bf16 else 'default'
 
 
 def prepacked_rows(processor: Processor, library: Library) -> range:
-    """Return the numbers of rows for which oneDNN with prepacked weights beats `library`."""
+    """Return the row counts for which oneDNN with prepacked weights is faster than `library`."""
     features = processor.features
     if library == 'onednn':
         return range(1, 65) if 'avx512f' in features else range(0)
@@ -286,6 +286,6 @@ def prepacked_rows(processor: Processor, library: Library) -> range:
 
 
 def select_library(library: Library) -> None:
-    """Let `library` multiply float32 matrices on the CPU of this process."""
-    # PyTorch uses oneDNN if rounding to bf16 is allowed, which most processors cannot do.
+    """Make `library` multiply this process's float32 matrices on the CPU."""
+    # PyTorch uses oneDNN if rounding to bf16 is allowed; most processors do not round.
     _matmul.fp32_precision = 'bf16' if library == 'onednn' else 'none'
