@@ -106,19 +106,19 @@ def token_without_a_row(directory):
 @pytest.mark.parametrize(
     'damage, told',
     [
-        (config(architectures=['BertForMaskedLM']), 'is not of a sequence classifier'),
+        (config(architectures=['BertForMaskedLM']), 'does not describe a sequence classifier'),
         (own_code, 'code of its own \\(auto_map\\), which is not run'),
         (code_of_the_tokeniser, 'its tokeniser cannot be read'),
         (config(hidden_size=32), r'bert\..* \(.*16.*\), the model needs \(.*32.*\)'),
         (config(id2label=None, num_labels=10**9), 'num_labels must be 1 to 10000'),
-        (config(reward_constant=1e400), 'does not give a text 1 finite scores'),
+        (config(reward_constant=1e400), 'a text must get 1 finite scores'),
         (
             weights(lambda tensors: tensors['classifier.weight'][0, 0].fill_(torch.nan)),
             'classifier.weight has values that are not finite',
         ),
         (pickles('pytorch_model.bin', 'model.pt'), 'pickled weights are not read'),
         (pickles(WEIGHTS), 'is damaged or missing'),
-        (token_without_a_row, 'its tokeniser has .* up to number 1000, but the model knows'),
+        (token_without_a_row, 'its tokeniser has .* up to number 1000, but the model has'),
     ],
 )
 def test_one_line_says_what_is_wrong(judged, damage, told):

@@ -54,7 +54,7 @@ def test_set_reward_norm(fresh, case):
     'scales', [dict(old_std=0.0), dict(old_mean=np.nan), dict(new_std=np.inf)], ids=str
 )
 def test_scales_that_cannot_be(fresh, scales):
-    with pytest.raises(ValueError, match='^cannot scale rewards of '):
+    with pytest.raises(ValueError, match='^cannot map rewards of '):
         usual = dict(old_mean=0.0, old_std=1.0, new_mean=0.0, new_std=1.0)
         fresh.set_reward_norm(**{**usual, **scales})
 
