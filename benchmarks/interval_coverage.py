@@ -48,11 +48,15 @@ from evaluation_coverage import best, evaluation, percent, print_heads, print_ro
 
 from lm_human_preferences import label_types
 from lm_human_preferences.evaluation import report
-from lm_human_preferences.frozen_head.fitting import fit_head
-from lm_human_preferences.frozen_head.posterior import Problem, posterior, standardized
 from lm_human_preferences.labels.report.agreement import (
     clustered_interval,
     wilson_interval,
+)
+from lm_human_preferences.reward_sources.frozen_head.fitting import fit_head
+from lm_human_preferences.reward_sources.frozen_head.posterior import (
+    Problem,
+    posterior,
+    standardized,
 )
 
 NONE = (0.0, 1.0)  # interval that is not shown

@@ -3,7 +3,7 @@
 
     pipenv run python benchmarks/llama_of_reviews.py DIRECTORY [--steps 1000]
 
-The counterpart of `synthetic.language_model`, which trains a GPT-2 on the same reviews: this one
+The counterpart of `language.reviews_model`, which trains a GPT-2 on the same reviews: this one
 learns by transformers alone. Its encoding is the reviews' own.
 """
 
@@ -19,8 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from lm_human_preferences.datasets import reviews
-from lm_human_preferences.language import encodings
-from lm_human_preferences.synthetic import language_model
+from lm_human_preferences.language import encodings, reviews_model
 from lm_human_preferences.utils.core import one_thread
 
 IGNORED = -100  # a label that transformers leaves out of the loss
@@ -38,9 +37,9 @@ SIZES = {
 }
 
 
-def write(directory: Path, steps: int = language_model.STEPS) -> None:
+def write(directory: Path, steps: int = reviews_model.STEPS) -> None:
     encoder = encodings.Reviews.get_encoder()
-    texts = itertools.islice(reviews.generator('train'), language_model.N_REVIEWS)
+    texts = itertools.islice(reviews.generator('train'), reviews_model.N_REVIEWS)
     train([encoder.encode(text) for text in texts], steps).save_pretrained(directory)
     encodings.Reviews.write_files(str(directory))
 
@@ -50,12 +49,12 @@ def train(sequences: Iterable[list[int]], steps: int) -> torch.nn.Module:
     labels = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=IGNORED)
     inputs = labels.clamp(min=0)
     with one_thread(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(language_model.SEED)
+        torch.manual_seed(reviews_model.SEED)
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model('llama', **SIZES))
         optimizer = torch.optim.Adam(model.parameters())
         for step in range(steps):
-            optimizer.param_groups[0]['lr'] = language_model.LR * (1 - step / steps)
-            rows = torch.randint(len(labels), (language_model.BATCH,))
+            optimizer.param_groups[0]['lr'] = reviews_model.LR * (1 - step / steps)
+            rows = torch.randint(len(labels), (reviews_model.BATCH,))
             optimizer.zero_grad()
             model(input_ids=inputs[rows], labels=labels[rows], use_cache=False).loss.backward()
             optimizer.step()
@@ -67,7 +66,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('directory', type=Path)
-    parser.add_argument('--steps', type=int, default=language_model.STEPS)
+    parser.add_argument('--steps', type=int, default=reviews_model.STEPS)
     args = parser.parse_args()
     write(args.directory, args.steps)
 

@@ -16,17 +16,17 @@ from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import datasets, encodings, tokenisers
 from lm_human_preferences.language.chat import ChatTemplate, Contexts, template_of, whole_texts
 from lm_human_preferences.language.encodings import Encoder, Encoding
-from lm_human_preferences.language.gpt2.sizes import HParams
+from lm_human_preferences.language.gpt2.files import HParams
 from lm_human_preferences.language.trained_models import TrainedModel, known_sizes
-from lm_human_preferences.training.model_sizes import Sizes
+from lm_human_preferences.training.networks import Sizes
 
 
 def initial_model(name: str) -> TrainedModel:
     """Return the model of --task.policy.initial_model; trains `reviews` if it is not cached."""
     if name == encodings.Reviews.name:
-        from lm_human_preferences.synthetic import language_model  # no other task needs it
+        from lm_human_preferences.language import reviews_model
 
-        return TrainedModel(name, savedir=language_model.directory())
+        return TrainedModel(name, savedir=reviews_model.directory())
     return TrainedModel(name)
 
 
@@ -38,9 +38,9 @@ def initial_encoding(name: str) -> Encoding:
 def known_model(name: str) -> tuple[HParams, Encoding] | None:
     """Return (sizes, encoding) of the model `name`; None if only its files tell them."""
     if name == encodings.Reviews.name:
-        from lm_human_preferences.synthetic import language_model
+        from lm_human_preferences.language import reviews_model
 
-        return language_model.sizes(), encodings.Reviews
+        return reviews_model.sizes(), encodings.Reviews
     released = known_sizes(name)
     return None if released is None else (released, encodings.Main)
 
@@ -183,6 +183,8 @@ def contexts_of(hparams: TaskHParams, encoder: Encoder) -> Contexts | None:
     if hparams.chat:
         return chat_template(hparams, encoder)
     encoder = tokenisers.text_encoder(encoder, hparams.special_tokens)
+    if not isinstance(encoder, tokenisers.TokeniserEncoder) or not encoder.adds_space:
+        return None
     return whole_texts(encoder, hparams.query_prefix, hparams.query_suffix, hparams.query_length)
 
 

@@ -12,16 +12,15 @@ from torch import nn
 
 from lm_human_preferences import errors, lm_tasks, storage
 from lm_human_preferences.errors import OptionError, UserError
-from lm_human_preferences.language import trained_models
+from lm_human_preferences.language import model_kinds, trained_models
 from lm_human_preferences.language.adapters import layers as adapters
-from lm_human_preferences.language.adapters import peft_files
 from lm_human_preferences.language.encodings import Encoder, Encoding
+from lm_human_preferences.language.model_kinds import is_model
 from lm_human_preferences.language.network import HEADS, Network
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.language.weights import Weights, load_parameters
 from lm_human_preferences.ppo import ScoreFn
 from lm_human_preferences.runs import run_files, run_settings
-from lm_human_preferences.training.model_sizes import is_model
 from lm_human_preferences.utils.core import TokenIds, default_device, token_ids
 from lm_human_preferences.utils.logging import log_as_original
 
@@ -305,7 +304,7 @@ def reward_model_dir(path: str) -> str:
     network = storage.join(path, run_files.REWARD.network)
     if is_model(network):
         return network
-    if peft_files.is_peft(storage.model_path(path) or path):
+    if model_kinds.is_peft(storage.model_path(path) or path):
         raise OptionError(
             '--rewards.trained_model',
             f"{path} is an adapter, not a reward model: merge it into its classifier (by PEFT's"

@@ -4,7 +4,7 @@ import dataclasses
 import os
 from typing import Any
 
-from lm_human_preferences import lm_tasks, rewards, session, tracked_samples
+from lm_human_preferences import lm_tasks, rewards
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
@@ -15,10 +15,12 @@ from lm_human_preferences.hparams.policy_options import RewardHParams as RewardH
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.plan import session
 from lm_human_preferences.plan.phases import Plan, TrainPolicy
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import make_score_fn
 from lm_human_preferences.runs import curves, run_files, run_settings
+from lm_human_preferences.trainers import tracked_samples
 from lm_human_preferences.trainers.policy_trainer import (
     AdaptiveKLController as AdaptiveKLController,
 )
@@ -159,7 +161,7 @@ def _warn_of_lost_steps(hparams: HParams) -> None:
 
 def _train_rewards(run: session.Run, plan: Plan) -> None:
     """Train the unfinished reward models of a policy's run."""
-    from lm_human_preferences import train_reward  # imported only if needed
+    from lm_human_preferences import train_reward
 
     console.dump(plan.rewards[0].settings)
     left = train_reward.unfinished(plan, run.comm)

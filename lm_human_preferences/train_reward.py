@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lm_human_preferences import label_types, lm_tasks, session
+from lm_human_preferences import label_types, lm_tasks
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer, variables_of
 from lm_human_preferences.distributed.comm import Comm
@@ -13,13 +13,17 @@ from lm_human_preferences.hparams.reward_options import CommandRunHParams
 from lm_human_preferences.hparams.reward_options import LabelHParams as LabelHParams
 from lm_human_preferences.labels.held_out import Labels, Prediction, predict
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.plan import session
 from lm_human_preferences.plan.phases import FitHead, Plan, TrainReward
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.trainers import training_labels
-from lm_human_preferences.trainers.reward_trainer import RewardModelTrainer
-from lm_human_preferences.trainers.training_labels import TrainingLabels
+from lm_human_preferences.trainers.reward_trainer import (
+    RewardModelTrainer,
+    TrainingLabels,
+    read_labels,
+    trainer_of,
+)
 from lm_human_preferences.training import console
 from lm_human_preferences.training.loop import (
     Checkpoints,
@@ -29,7 +33,7 @@ from lm_human_preferences.training.loop import (
     training_loop,
 )
 from lm_human_preferences.training.networks import REWARD_NETWORKS
-from lm_human_preferences.utils.core import exact_div, set_seed
+from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import Logger, announce
 
 RunHParams = CommandRunHParams  # name of this class in the original
@@ -132,7 +136,7 @@ def build_trainer(
     ref_policy = Policy(initial_model, scope='ref_policy', **policy_settings)
     reward_model = RewardModel(initial_model)
     REWARD_NETWORKS.broadcast({'reward_model': reward_model, 'ref_policy': ref_policy}, comm)
-    labels = labels or training_labels.read(phase, ref_policy, comm)
+    labels = labels or read_labels(phase, ref_policy, comm)
     if phase.member > 0:
         set_seed(phase.seed, comm.rank)
         reward_model = RewardModel(initial_model)
@@ -148,33 +152,6 @@ def build_trainer(
         logger=logger_of(phase, comm),
     )
     return trainer, labels
-
-
-def trainer_of(
-    phase: TrainReward,
-    comm: Comm,
-    reward_model: RewardModel,
-    ref_policy: Policy,
-    labels: Labels,
-    **more: Any,
-) -> RewardModelTrainer:
-    """Return the trainer of a reward model on labels. more: see RewardModelTrainer."""
-    query_sampler = lm_tasks.make_query_sampler(
-        hparams=phase.settings.task,
-        encoder=ref_policy.encoder,
-        comm=comm,
-        labels=phase.settings.labels.source,
-        batch_size=exact_div(phase.settings.rollout_batch_size, comm.size),
-    )
-    return RewardModelTrainer(
-        reward_model=reward_model,
-        policy=ref_policy,
-        query_sampler=query_sampler,
-        labels=labels,
-        phase=phase,
-        comm=comm,
-        **more,
-    )
 
 
 def logger_of(phase: TrainReward, comm: Comm) -> Logger:

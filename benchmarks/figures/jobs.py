@@ -17,14 +17,7 @@ import torch
 
 import launch
 from figures import worker_pool
-from lm_human_preferences import (
-    lm_tasks,
-    rewards,
-    session,
-    storage,
-    train_policy,
-    train_reward,
-)
+from lm_human_preferences import lm_tasks, rewards, storage, train_policy, train_reward
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.cli import user_settings
 from lm_human_preferences.distributed.comm import Comm
@@ -32,6 +25,7 @@ from lm_human_preferences.evaluation import measure, optimum
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.labels import simulated
 from lm_human_preferences.language import encodings
+from lm_human_preferences.plan import session
 from lm_human_preferences.plan.phases import TrainPolicy, policy_phase
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources import loading

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from lm_human_preferences.errors import UserError, os_errors_as
-from lm_human_preferences.utils.event_files import masked_crc
+from lm_human_preferences.storage.files import masked_crc
 
 if TYPE_CHECKING:
     import torch

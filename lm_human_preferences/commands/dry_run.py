@@ -5,16 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection
 
-from lm_human_preferences import lm_tasks, session, storage
+from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.datasets import jsonl, registry
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.external_rewards.texts import joined
 from lm_human_preferences.labels import held_out, label_files, simulated
 from lm_human_preferences.language import datasets
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.language.trained_models import GPT2
 from lm_human_preferences.machine import process
-from lm_human_preferences.plan import checks
+from lm_human_preferences.plan import phases, session
 from lm_human_preferences.plan.phases import (
     Plan,
     Settings,
@@ -22,9 +21,10 @@ from lm_human_preferences.plan.phases import (
     TrainReward,
     make_plan,
 )
+from lm_human_preferences.reward_sources.texts import joined
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.synthetic import known_reward
-from lm_human_preferences.training.model_sizes import Sizes
+from lm_human_preferences.training.networks import Sizes
 from lm_human_preferences.utils.core import default_device
 
 SHOWN = 200  # maximum number of characters to show of a text
@@ -35,7 +35,7 @@ def dry_run(
     settings: Settings, ranks: int, overwrite: bool, explicitly_set: Collection[str]
 ) -> list[str]:
     """Check a training; return the lines to print. UserError if it could not start."""
-    checks.check_settings(settings, ranks)
+    phases.check_settings(settings, ranks)
     # `unchecked` lists the options whose files are not on this machine.
     unchecked = run_dir.prepare_run_dir(
         settings, overwrite=overwrite, explicitly_set=explicitly_set, dry_run=True
@@ -57,7 +57,7 @@ def dry_run(
         lines += _labels(plan.rewards[0], encoding, encoder, unchecked)
     elif plan.policy is not None and plan.policy.retraining is None:
         lines += _reward(plan.policy, encoding, unchecked)
-    lines += checks.notes(settings)
+    lines += phases.notes(settings)
     if unchecked:
         names = ', '.join(unchecked)
         lines.append(f'not checked, because it is not on this machine: {names}')
@@ -88,7 +88,7 @@ def _initial_model(plan: Plan, unchecked: list[str]) -> tuple[Encoding | None, S
         lm_tasks.check_task(task, encoding, sizes)
     else:
         unchecked.append(f'the encoding {encoding.name}, which is needed to check lengths')
-    return encoding, checks.sizes_of(plan, sizes, create)
+    return encoding, phases.sizes_of(plan, sizes, create)
 
 
 def _queries(plan: Plan, encoder: Encoder | None, unchecked: list[str]) -> list[str]:
@@ -103,7 +103,7 @@ def _queries(plan: Plan, encoder: Encoder | None, unchecked: list[str]) -> list[
         return []
     sampler = lm_tasks.make_query_sampler(task, encoder=encoder, batch_size=1)
     first = encoder.decode(sampler()['tokens'][0])
-    notes = checks.check_queries(plan, encoder, with_test=True)
+    notes = phases.check_queries(plan, encoder, with_test=True)
     return [f'first query: {first!r:.{SHOWN}}', *notes]
 
 

@@ -11,21 +11,19 @@ from safetensors import SafetensorError
 from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.commands.sampler import warnings_only
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.external_rewards.classifier import is_classifier
-from lm_human_preferences.frozen_head.head import is_head, load, pooled, task_of
-from lm_human_preferences.frozen_head.reward import checked
-from lm_human_preferences.language import tokenisers, trained_models
+from lm_human_preferences.language import model_kinds, tokenisers, trained_models
 from lm_human_preferences.language.adapters import peft_files, record
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.language.exported import checks, classifier, tokeniser
-from lm_human_preferences.language.gpt2 import released
+from lm_human_preferences.language.model_kinds import is_classifier, is_head, is_model
 from lm_human_preferences.language.network import Network
 from lm_human_preferences.report import page
 from lm_human_preferences.report.run import Run, read_run
+from lm_human_preferences.reward_sources.frozen_head.head import load, pooled, task_of
+from lm_human_preferences.reward_sources.frozen_head.reward import checked
 from lm_human_preferences.reward_sources.loading import saved_model
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.training import precision
-from lm_human_preferences.training.model_sizes import is_model
 
 CardWriter = Callable[..., None]  # function that writes the model card into a directory
 RESPONSES = 'texts'  # subfolder for the tokeniser of responses, if a head is exported
@@ -138,12 +136,12 @@ def _is_here(base: str) -> bool:
 def _base(of_base: record.Record) -> str:
     """Return the path or hub name from which PEFT can load the adapters' base model."""
     name = of_base.base
-    for released_name in released.RELEASED:
-        if name == released.directory_of(released_name):
-            return storage.HUB + released.hub_name(released_name)
+    for released_name in model_kinds.RELEASED:
+        if name == model_kinds.directory_of(released_name):
+            return storage.HUB + model_kinds.hub_name(released_name)
     is_there = storage.is_hub(name) or os.path.exists(name)
-    is_whole = is_there and trained_models.is_saved_by_transformers(name)
-    if not is_whole or peft_files.is_peft(name):
+    is_whole = is_there and model_kinds.is_saved_by_transformers(name)
+    if not is_whole or model_kinds.is_peft(name):
         raise UserError(f'--form adapter: PEFT cannot load the base {name}; leave --form out')
     return name
 

@@ -14,13 +14,13 @@ import torch
 
 from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.frozen_head.reward import FrozenReward
 from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources import loading
+from lm_human_preferences.reward_sources.frozen_head.reward import FrozenReward
 from lm_human_preferences.reward_sources.sources import source_of_run
 from lm_human_preferences.rewards import ScoringModel, make_score_fn
 from lm_human_preferences.runs.run_settings import load_run_hparams

@@ -34,21 +34,11 @@ RESPONSE = 3  # number of words in a response
 READERS = 10  # number of simulated readers of each labelled review
 
 
-def _by_word(words: Mapping[float, str]) -> dict[str, float]:
-    """Return {word: value} from {value: words}."""
-    values = {}
-    for value, group in words.items():
-        values |= dict.fromkeys(group.split(), value)
-    return values
-
-
-# A word's value is positive for praise. Strong words are rarer, in praise and in blame.
-PRAISE = _by_word(
-    {1: 'good nice fresh', 1.5: 'funny clever', 2: 'moving great', 3: 'brilliant wonderful'}
-)
-BLAME = _by_word(
-    {-1: 'bad weak stale', -1.5: 'dull silly', -2: 'boring poor', -3: 'awful terrible'}
-)
+# Values of words, positive for praise. Strong words are rarer, in praise and in blame.
+PRAISE = dict(good=1, nice=1, fresh=1, funny=1.5, clever=1.5)
+PRAISE |= dict(moving=2, great=2, brilliant=3, wonderful=3)
+BLAME = dict(bad=-1, weak=-1, stale=-1, dull=-1.5, silly=-1.5)
+BLAME |= dict(boring=-2, poor=-2, awful=-3, terrible=-3)
 NEUTRAL = {'long': -0.3, 'quiet': 0, 'simple': 0.2, 'loud': -0.2}
 ENDINGS = {'sadly': -0.7, 'luckily': 0.7, 'throughout': 0, 'today': 0, 'indeed': 0}
 VALUES = PRAISE | BLAME | NEUTRAL | ENDINGS

@@ -10,13 +10,13 @@ from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.evaluation import comparison, optimum, report
-from lm_human_preferences.external_rewards.function import FunctionScorer
-from lm_human_preferences.external_rewards.texts import TextReward
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources import loading
+from lm_human_preferences.reward_sources.function import FunctionScorer
 from lm_human_preferences.reward_sources.sources import RewardSource
+from lm_human_preferences.reward_sources.texts import TextReward
 from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.logging import progress

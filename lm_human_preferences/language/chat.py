@@ -131,8 +131,8 @@ def template_of(encoder: Encoder, prefix: str, suffix: str, query_length: int) -
 
 
 @functools.lru_cache(maxsize=4)
-def whole_texts(encoder: Encoder, prefix: str, suffix: str, query_length: int) -> WholeTexts | None:
-    """Return WholeTexts for a tokeniser that puts a space before texts; None for other encoders."""
-    if not isinstance(encoder, TokeniserEncoder) or not encoder.adds_space:
-        return None
+def whole_texts(
+    encoder: TokeniserEncoder, prefix: str, suffix: str, query_length: int
+) -> WholeTexts:
+    """Return the contexts of a tokeniser that puts a space before texts."""
     return WholeTexts(encoder, prefix, suffix, query_length)

@@ -12,8 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.language.attention import KVCache, Rows
-from lm_human_preferences.language.gpt2.sizes import HParams
-from lm_human_preferences.language.gpt2.tf_names import TensorFlowNames
+from lm_human_preferences.language.gpt2.files import HParams, TensorFlowNames
 from lm_human_preferences.language.network import Network
 from lm_human_preferences.training import precision
 

@@ -21,7 +21,7 @@ from lm_human_preferences.language.attention import (
     positions_for,
 )
 from lm_human_preferences.training import precision, vocabulary
-from lm_human_preferences.training.model_sizes import Sizes
+from lm_human_preferences.training.networks import Sizes
 from lm_human_preferences.utils.core import MIN_TEMPERATURE, index_each
 
 HEADS = 'heads.'  # prefix of the names of the scalar heads' parameters

@@ -27,7 +27,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError, no_panics
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.encodings import Encoder, Encoding
-from lm_human_preferences.language.gpt2.released import released_name
+from lm_human_preferences.language.model_kinds import released_name
 from lm_human_preferences.runs import run_files
 
 CONFIG = 'config.json'

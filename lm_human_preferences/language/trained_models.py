@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language import encodings, tokenisers
+from lm_human_preferences.language import encodings, model_kinds, tokenisers
 from lm_human_preferences.language.adapters import peft_files, record
 from lm_human_preferences.language.causal_lm.library import (
     LibraryWeights,
@@ -19,8 +19,7 @@ from lm_human_preferences.language.causal_lm.library import (
     config_of,
     empty_model,
 )
-from lm_human_preferences.language.gpt2 import released
-from lm_human_preferences.language.gpt2.sizes import (
+from lm_human_preferences.language.gpt2.files import (
     HUGGING_FACE_SIZES,
     HParams,
     is_own,
@@ -29,6 +28,11 @@ from lm_human_preferences.language.gpt2.sizes import (
     test_hparams,
 )
 from lm_human_preferences.language.model import Model
+from lm_human_preferences.language.model_kinds import (
+    CONFIG_FILE,
+    is_model,
+    is_saved_by_transformers,
+)
 from lm_human_preferences.language.network import HEADS, Network
 from lm_human_preferences.language.weights import (
     EMBEDDING,
@@ -41,7 +45,7 @@ from lm_human_preferences.language.weights import (
     scoped,
 )
 from lm_human_preferences.runs.run_files import SIZES
-from lm_human_preferences.training.model_sizes import Sizes, is_model
+from lm_human_preferences.training.networks import Sizes
 from lm_human_preferences.utils.logging import log_as_original
 
 if TYPE_CHECKING:
@@ -49,7 +53,6 @@ if TYPE_CHECKING:
 
     from lm_human_preferences.language.causal_lm.architecture import CausalLM
 
-CONFIG_FILE = 'config.json'  # file in the directories of models that transformers saved
 _REWARD_HEAD = f'{HEADS}reward.w'
 _probed: set[str | None] = set()  # directories whose models this process has checked
 
@@ -96,11 +99,6 @@ class GPT2:
 Architecture: TypeAlias = 'GPT2 | CausalLM'
 
 
-def is_saved_by_transformers(directory: str) -> bool:
-    """Return whether transformers' `save_pretrained`, not this program, wrote the directory."""
-    return not is_model(directory) and storage.exists(storage.join(directory, CONFIG_FILE))
-
-
 class TrainedModel:
     """Sizes, encoding and weights of a model (the original's TrainedModel).
 
@@ -124,10 +122,10 @@ class TrainedModel:
     @functools.cached_property
     def _adapted(self) -> TrainedModel | None:
         """Return the base model if the directory holds a PEFT adapter, else None; or UserError."""
-        if self.savedir is None or not peft_files.is_peft(self.savedir):
+        if self.savedir is None or not model_kinds.is_peft(self.savedir):
             return None
         base = TrainedModel(peft_files.base_of(self.savedir))
-        if base.savedir is None or peft_files.is_peft(base.savedir):
+        if base.savedir is None or model_kinds.is_peft(base.savedir):
             raise UserError(
                 f'the base of the adapter {self.savedir}, {base.name!r:.80}, is not a whole model:'
                 ' merge the base with `export`, and name the result'
@@ -140,7 +138,7 @@ class TrainedModel:
         if self.is_random:
             return encodings.Test
         assert self.savedir is not None
-        if released.is_directory(self.savedir):  # known without a download
+        if model_kinds.is_directory(self.savedir):  # known without a download
             return encodings.Main
         if self._adapted is not None:
             return tokenisers.encoding_of_adapter(self.savedir, self._adapted.encoding)
@@ -268,6 +266,8 @@ class TrainedModel:
             config = config_of(storage.read_json(path), path)
             return PretrainedWeights(storage.cached_directory(self.savedir), config)
         own = CheckpointWeights(self.savedir, architecture.variable_names, architecture.embedding)
+        if not model_kinds.has_adapters(self.savedir):
+            return own
         return record.merged(own, self.savedir, TrainedModel)
 
     def _merged(self) -> PreTrainedModel:
@@ -325,24 +325,24 @@ def _of_transformers(directory: str, n_vocab: int, changes: Mapping[str, Any]) -
 
 
 def known_sizes(name: str) -> HParams | None:
-    size = released.released_name(name)
-    return None if size is None else HParams(**released.RELEASED[size])
+    size = model_kinds.released_name(name)
+    return None if size is None else HParams(**model_kinds.RELEASED[size])
 
 
 def _directory_of(name: str) -> str | None:
     """Return the directory of the model `name`; None for 'test'."""
     if name == 'test':
         return None
-    size = released.released_name(name)
+    size = model_kinds.released_name(name)
     if size is not None:
-        return released.directory_of(size)
+        return model_kinds.directory_of(size)
     if storage.model_path(name) is not None:
         return storage.pinned(name)
     if is_model(storage.join(name, 'policy')):  # a run directory
         return storage.join(name, 'policy')
     if not storage.is_remote(name) and not storage.exists(name):
         raise UserError(
-            f'unknown model {name!r}: give one of {", ".join(released.RELEASED)}, the directory'
-            ' of a model, or ORG/NAME on the hub'
+            f'unknown model {name!r}: give one of {", ".join(model_kinds.RELEASED)}, the directory'
+            ' of a model, or ORG/NAME of the hub'
         )
     return name

@@ -10,7 +10,6 @@ import torch
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.machine import processors
-from lm_human_preferences.utils.core import default_device
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # constants of malloc.h
 
@@ -73,7 +72,7 @@ def free_bytes(ranks: int) -> int:
 
 def hardware() -> dict[str, Any]:
     """Return {name: value} for a run's record: processor, threads, GPU (None without one)."""
-    is_gpu = default_device().type == 'cuda'
+    is_gpu = torch.cuda.is_available()
     return {
         'processor': str(processors.this_processor()),
         'threads': torch.get_num_threads(),

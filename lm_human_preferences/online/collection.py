@@ -32,7 +32,7 @@ from lm_human_preferences.runs.run_files import LABELS, USED
 from lm_human_preferences.storage.schema import COUNT, matches_schema
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
-from lm_human_preferences.trainers.training_labels import counts
+from lm_human_preferences.trainers.reward_trainer import label_counts
 from lm_human_preferences.training.loop import Hook
 from lm_human_preferences.utils.logging import announce
 
@@ -214,7 +214,7 @@ class RunLabels:
         if (directory := self.phase.run.directory) is not None:
             learned, held_out, _ = split(labels.tensors, self.reward_settings, self.encoder)
             found = {'source': COLLECTED, 'found': len(answers), 'digest': labels.digest}
-            record = {**found, **about, **counts(learned, held_out)}
+            record = {**found, **about, **label_counts(learned, held_out)}
             run_record.write_labels(directory, self.phase.command.command, record)
         return labels.tensors
 

@@ -6,15 +6,15 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from lm_human_preferences import label_types, storage, train_reward
+from lm_human_preferences import label_types, storage
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.frozen_head.reward import FrozenReward
 from lm_human_preferences.labels.held_out import Labels, Prediction, predict, split
 from lm_human_preferences.plan.phases import TrainPolicy, TrainReward
 from lm_human_preferences.policy import Policy
+from lm_human_preferences.reward_sources.frozen_head.reward import FrozenReward
 from lm_human_preferences.rewards import SCOPE, EnsembleReward, RewardModel
 from lm_human_preferences.runs.run_files import REWARD
-from lm_human_preferences.trainers import head_training
+from lm_human_preferences.trainers import head_training, reward_trainer
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.utils.core import ceil_div, random_stream
@@ -95,7 +95,7 @@ class ModelRetrainer(Retrainer):
         optimizer.reset()
         parts = (reward_model, self.ref_policy, labels)
         more = {'logger': self.logger, 'given_optimizer': optimizer}
-        trainer = train_reward.trainer_of(self.phase, self.comm, *parts, **more)
+        trainer = reward_trainer.trainer_of(self.phase, self.comm, *parts, **more)
         trainer.prepare()
         losses = []
         while trainer.steps_done < trainer.total_steps:

@@ -1,1 +1,1 @@
-"""Plan of a command: the phases that its settings ask for, their memory, and checks before them."""
+"""Run of both trainings: its phases, memory and checks, its ranks, directory and record."""

@@ -1,19 +1,27 @@
-"""Plan of a command: its phases, each with its networks, memory and files."""
+"""Plan of a command: its phases, their networks, memory and files; checks before it starts."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, ClassVar
 
-from lm_human_preferences import label_types, storage
+from lm_human_preferences import label_types, lm_tasks, storage
 from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.hparams.task_options import LoraHParams
+from lm_human_preferences.language.adapters import shared
+from lm_human_preferences.language.encodings import Encoder
+from lm_human_preferences.language.model_kinds import is_head
+from lm_human_preferences.language.network import Network
+from lm_human_preferences.machine import process
 from lm_human_preferences.policy import responses_in_a_row
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.training.model_sizes import Sizes
-from lm_human_preferences.training.networks import REWARD_NETWORKS, Networks
+from lm_human_preferences.training import precision
+from lm_human_preferences.training.networks import REWARD_NETWORKS, Networks, Sizes
 from lm_human_preferences.utils.core import default_device, exact_div
+from lm_human_preferences.utils.logging import announce
 
 if TYPE_CHECKING:
     import torch
@@ -98,8 +106,6 @@ class FitHead(TrainReward):
 
     def is_finished(self) -> bool:
         """Return whether the run has a saved head."""
-        from lm_human_preferences.frozen_head.head import is_head  # imported only if needed
-
         place = self.path(self.files.network)
         return place is not None and is_head(place)
 
@@ -218,3 +224,59 @@ def policy_phase(settings: policy_options.HParams, *, ask: bool = True) -> Train
     if settings.rewards.online is not None and settings.new_reward_model is not None:
         retraining = reward_phase(settings.new_reward_model, settings)
     return TrainPolicy(settings, source_of(settings, ask=ask), retraining)
+
+
+def check_settings(settings: Settings, ranks: int) -> None:
+    """Raise UserError for settings that do not suit each other, the machine or the ranks."""
+    settings.check_ranks(ranks)
+    for name in _precisions(settings):
+        precision.check_available(name, default_device())
+
+
+def check_start(plan: Plan, comm: Comm) -> None:
+    """Warn if networks may not fit in memory; UserError if the initial model cannot be used."""
+    initial_model = lm_tasks.initial_model(plan.settings.task.policy.initial_model)
+    sizes = sizes_of(plan, initial_model.sizes(), initial_model.create)
+    lm_tasks.check_task(plan.settings.task, initial_model.encoding, sizes)
+    free = min(comm.all_gather_object(process.free_bytes(comm.local_size)))
+    if comm.rank == 0:
+        line = plan.memory_line(sizes, comm.size, free)
+        if line.startswith('WARNING'):
+            announce(line)
+        initial_model.check_runs()
+
+
+def sizes_of(plan: Plan, sizes: Sizes, create: Callable[[Iterable[str]], Network]) -> Sizes:
+    """Return the initial model's `sizes`, with the number of parameters that adapters learn."""
+    adapters = plan.trainings[-1].adapters
+    return shared.with_learned(sizes, create, adapters) if adapters else sizes
+
+
+def check_queries(plan: Plan, encoder: Encoder, *, with_test: bool = False) -> list[str]:
+    """Return notes on the ends of responses and on the queries; UserError if these are unusable.
+
+    with_test: also return notes on the evaluation's queries, which a training does not check.
+    """
+    notes = lm_tasks.end_notes(plan.settings.task, encoder)
+    notes += lm_tasks.query_notes(plan.settings.task, encoder, 'train')
+    if plan.policy is not None and plan.policy.run.is_evaluated:
+        of_test = lm_tasks.query_notes(plan.settings.task, encoder, 'test')
+        notes += of_test if with_test else []
+    return notes
+
+
+def notes(settings: Settings) -> list[str]:
+    """Return a note for the user on a KL coefficient of 0."""
+    rewards = settings.policy and settings.policy.rewards
+    if rewards and rewards.adaptive_kl and not rewards.kl_coef:
+        kl_coef = rewards.setting('kl_coef')
+        return [f'note: {kl_coef} stays 0 however it adapts: the KL costs nothing']
+    return []
+
+
+def _precisions(settings: Settings) -> list[str]:
+    """Return the precision of a training, and that of its new reward model."""
+    found = [settings.run.precision]
+    if settings.new_reward_model is not None:
+        found.append(settings.new_reward_model.run.precision)
+    return found

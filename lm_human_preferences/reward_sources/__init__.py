@@ -1,1 +1,1 @@
-"""Sources of a policy's reward, a class for each, and the loading of rewards by name."""
+"""Where a reward comes from: known, function, classifier, head on hidden states, saved, new."""

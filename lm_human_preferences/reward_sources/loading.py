@@ -8,13 +8,14 @@ from collections.abc import Iterable, Sequence
 from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.datasets.jsonl import Query
 from lm_human_preferences.errors import OptionError, UserError, about_option
-from lm_human_preferences.external_rewards.classifier import Classifier, is_classifier
-from lm_human_preferences.external_rewards.function import FunctionScorer
-from lm_human_preferences.external_rewards.texts import TextReward, TextScorer
-from lm_human_preferences.frozen_head.head import is_head, load
-from lm_human_preferences.frozen_head.reward import FrozenReward, checked
 from lm_human_preferences.language.encodings import Encoding
+from lm_human_preferences.language.model_kinds import is_classifier, is_head
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.reward_sources.classifier import Classifier
+from lm_human_preferences.reward_sources.frozen_head.head import load
+from lm_human_preferences.reward_sources.frozen_head.reward import FrozenReward, checked
+from lm_human_preferences.reward_sources.function import FunctionScorer
+from lm_human_preferences.reward_sources.texts import TextReward, TextScorer
 from lm_human_preferences.rewards import (
     EnsembleReward,
     Location,
@@ -39,8 +40,11 @@ def text_scorer(name: str, *, chat: bool, may_be_code: bool = False) -> TextScor
     may_be_code: True if `name` was typed in this command, for an option that takes a function. An
     existing directory called FILE.py:FUNCTION is not taken for a function.
     """
-    is_code = reward_function.is_one(name) or name.endswith('.py')
-    if may_be_code and is_code and not os.path.isdir(name):
+    if (
+        may_be_code
+        and not os.path.isdir(name)
+        and (name.endswith('.py') or reward_function.is_one(name))
+    ):
         return FunctionScorer(reward_function.read(name))
     directory, class_name = split_class(name)
     if storage.model_path(directory) is not None:

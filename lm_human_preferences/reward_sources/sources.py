@@ -16,16 +16,15 @@ from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import OptionError
-from lm_human_preferences.external_rewards.classifier import is_classifier
-from lm_human_preferences.external_rewards.function import FunctionScorer
-from lm_human_preferences.external_rewards.texts import TextReward, TextScorer
-from lm_human_preferences.frozen_head import head
-from lm_human_preferences.frozen_head import reward as frozen
-from lm_human_preferences.language import weights
+from lm_human_preferences.language import model_kinds, weights
+from lm_human_preferences.language.model_kinds import is_classifier, is_model
 from lm_human_preferences.reward_sources import loading
+from lm_human_preferences.reward_sources.frozen_head import head
+from lm_human_preferences.reward_sources.frozen_head import reward as frozen
+from lm_human_preferences.reward_sources.function import FunctionScorer
+from lm_human_preferences.reward_sources.texts import TextReward, TextScorer
 from lm_human_preferences.runs import reward_function, run_files, run_settings
 from lm_human_preferences.synthetic import known_reward
-from lm_human_preferences.training.model_sizes import is_model
 from lm_human_preferences.training.networks import POLICY_NETWORKS, Networks
 from lm_human_preferences.utils.core import default_device
 
@@ -307,7 +306,7 @@ def _source_of(settings: HParams, ask: bool) -> tuple[RewardSource, bool]:
     if given.class_name is not None or (may_look and is_classifier(directory)):
         return ClassifierSource(name, task, members), True
     own = storage.join(name, run_files.REWARD.network)
-    if may_look and name != RANDOM and (head.is_head(name) or head.is_head(own)):
+    if may_look and name != RANDOM and (model_kinds.is_head(name) or model_kinds.is_head(own)):
         return SavedHeadSource(name, task, members, None, given.deviations), True
     return SavedSource(name, task, members), may_look
 

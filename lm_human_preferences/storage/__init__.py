@@ -1,6 +1,7 @@
 """Local and remote files: atomic writing, a cache. Only this package opens remote paths."""
 
 from lm_human_preferences.storage.blobs import (
+    cached_directory,
     cached_path,
     cached_paths,
     exists,
@@ -31,12 +32,7 @@ from lm_human_preferences.storage.files import (
     write_file,
     write_json,
 )
-from lm_human_preferences.storage.hub import (
-    cached_directory,
-    is_pin_of,
-    model_path,
-    pinned,
-)
+from lm_human_preferences.storage.hub import pinned
 from lm_human_preferences.storage.paths import (
     HUB,
     NotFound,
@@ -44,9 +40,11 @@ from lm_human_preferences.storage.paths import (
     absolute,
     cache_root,
     is_hub,
+    is_pin_of,
     is_remote,
     join,
     make_cache_folder,
+    model_path,
     staging_dir,
 )
 from lm_human_preferences.storage.texts import (

@@ -94,6 +94,11 @@ def cached_paths(paths: Sequence[str]) -> list[str]:
     return thread_map(cached_path, paths, max_workers=MAX_CONNECTIONS, **progress)
 
 
+def cached_directory(path: str) -> str:
+    """Return a model's local directory, after downloading a model on the hub with its weights."""
+    return hub.fetched(path, with_weights=True) if is_hub(path) else path
+
+
 def _fetched(path: str) -> str:
     """Return the path of a blob's copy in the cache; download the blob unless it is current."""
     import filelock

@@ -1,5 +1,7 @@
 """Local files: atomic writing, locks, checks of output paths, free space."""
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import fcntl
@@ -15,10 +17,15 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+from google_crc32c import value as crc32c
 
 from lm_human_preferences.errors import UserError, os_errors_as
 from lm_human_preferences.storage.paths import is_remote
+
+if TYPE_CHECKING:
+    import numpy as np
 
 AnyFile = TypeVar('AnyFile')
 _not_inherited: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -255,3 +262,9 @@ def md5(path: str) -> str:
 def _md5(path: str, size: int, modified: int) -> str:
     with open(path, 'rb') as file:
         return hashlib.file_digest(file, 'md5').hexdigest()
+
+
+def masked_crc(data: bytes | bytearray | memoryview | np.ndarray) -> int:
+    """Return the CRC32C of a bytes-like object as TensorFlow stores it (lib/hash/crc32c.h)."""
+    crc = crc32c(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

@@ -9,13 +9,12 @@ import sys
 from typing import Any
 
 from lm_human_preferences.storage.paths import (
-    HUB,
     HubPath,
     NotFound,
     StorageError,
     is_hub,
-    is_model_name,
     is_offline,
+    with_scheme,
 )
 
 # huggingface_hub reads these variables when it is imported, perhaps by transformers.
@@ -31,22 +30,12 @@ WEIGHTS = 'model*.safetensors'
 IN_FOLDERS = '*/*'  # files to leave out: those in folders, such as onnx/, are for other programs
 
 
-def model_path(name: str) -> str | None:
-    """Return the hf:// path of a model on the hub; None for other names and local paths."""
-    if is_hub(name):
-        hub = HubPath(name)
-        if hub.kind != 'model' or hub.name:
-            raise hub.error('this path is not a model: give hf://ORG/NAME')
-        return name
-    return HUB + name if is_model_name(name) and not os.path.lexists(name) else None
-
-
 def pinned(name: str, *, ask: bool = True) -> str:
     """Download a file, or a model without its weights; return its path with the commit.
 
     ask: False to use the cached commit, without asking the hub.
     """
-    hub = HubPath(_with_scheme(name))
+    hub = HubPath(with_scheme(name))
     try:
         copy = fetched(hub.path, only_cached=not ask)
     except StorageError as e:
@@ -55,20 +44,6 @@ def pinned(name: str, *, ask: bool = True) -> str:
         raise StorageError(f'no such directory: {name}; as a model on the hub, {e}') from e
     directory = copy.removesuffix(f'/{hub.name}') if hub.name else copy
     return hub.at(os.path.basename(directory))  # the directory's name is the commit
-
-
-def is_pin_of(recorded: Any, given: Any) -> bool:
-    """Return whether `recorded` is the path `given` with a commit instead of a branch or tag."""
-    try:
-        before, now = (HubPath(_with_scheme(name)) for name in (recorded, given))
-    except (StorageError, TypeError):
-        return False
-    is_same = now.at(before.revision) == before.at(before.revision)
-    return is_same and before.is_commit and not now.is_commit
-
-
-def _with_scheme(name: str) -> str:
-    return HUB + name if is_model_name(name) else name
 
 
 def is_here(path: str) -> bool:
@@ -85,12 +60,7 @@ def _in_cache(hub: HubPath, name: str) -> Any:
     return try_to_load_from_cache(hub.repository, name, revision=hub.revision, repo_type=hub.kind)
 
 
-def cached_directory(path: str) -> str:
-    """Return a model's local directory, after downloading a model on the hub with its weights."""
-    return fetched(path, with_weights=True) if is_hub(path) else path
-
-
-@functools.cache  # a branch then means the same commit as long as this process runs
+@functools.cache  # so that a branch means the same commit as long as this process runs
 def fetched(path: str, *, with_weights: bool = False, only_cached: bool = False) -> str:
     """Return the local path of a file on the hub, or of a model's directory, after a download."""
     from huggingface_hub import errors, hf_hub_download, snapshot_download

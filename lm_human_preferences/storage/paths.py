@@ -4,6 +4,7 @@ import os
 import re
 import tempfile
 import urllib.parse
+from typing import Any
 
 from lm_human_preferences.errors import UserError, about_option, os_errors_as
 
@@ -152,3 +153,28 @@ def staging_dir(directory: str) -> str:
         return directory
     with about_option('--save_dir', StorageError):
         return os.path.join(cache_root(), 'to-upload', Blob(join(directory)).relative_path)
+
+
+def model_path(name: str) -> str | None:
+    """Return the hf:// path of a model on the hub; None for other names and local paths."""
+    if is_hub(name):
+        hub = HubPath(name)
+        if hub.kind != 'model' or hub.name:
+            raise hub.error('this is not a model: give hf://ORG/NAME')
+        return name
+    return HUB + name if is_model_name(name) and not os.path.lexists(name) else None
+
+
+def is_pin_of(recorded: Any, given: Any) -> bool:
+    """Return whether `recorded` is the path `given` with a commit instead of a branch or tag."""
+    try:
+        before, now = (HubPath(with_scheme(name)) for name in (recorded, given))
+    except (StorageError, TypeError):
+        return False
+    is_same = now.at(before.revision) == before.at(before.revision)
+    return is_same and before.is_commit and not now.is_commit
+
+
+def with_scheme(name: str) -> str:
+    """Return the hf:// path of a name that looks like ORG/NAME; other names stay as they are."""
+    return HUB + name if is_model_name(name) else name

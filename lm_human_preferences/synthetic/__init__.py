@@ -1,1 +1,1 @@
-"""Tiny language model of made-up film reviews, and their exactly known reward; no downloads."""
+"""Exactly known reward of made-up film reviews; no downloads."""

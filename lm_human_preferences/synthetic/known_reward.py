@@ -13,8 +13,7 @@ from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.datasets import reviews
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language import encodings
-from lm_human_preferences.synthetic import disk_cache, language_model
+from lm_human_preferences.language import encodings, reviews_model
 from lm_human_preferences.training.optimizer import LBFGS
 from lm_human_preferences.utils.core import default_device, one_thread
 
@@ -87,9 +86,9 @@ def _weights() -> torch.Tensor:
     def create(path: str) -> None:
         checkpoints.save(path, CHECKPOINT, {'weights': _fit()})
 
-    depends_on = [sys.modules[__name__], reviews, language_model]
+    depends_on = [sys.modules[__name__], reviews, reviews_model]
     try:
-        path = disk_cache.directory('known_reward', create, depends_on)
+        path = reviews_model.computed_once('known_reward', create, depends_on)
     except UserError:
         return _fit()
     return torch.from_numpy(np.array(Bundle(os.path.join(path, CHECKPOINT))['weights']))
@@ -100,7 +99,7 @@ def _fit() -> torch.Tensor:
     encoder = encodings.Reviews.get_encoder()
     labelled = itertools.islice(reviews.labelled_reviews('train'), N_REVIEWS)
     texts, positive_shares = zip(*labelled, strict=True)
-    tokens = language_model.as_batch(encoder, texts)
+    tokens = reviews_model.as_batch(encoder, texts)
     targets = torch.tensor(positive_shares, dtype=torch.float64)
     n = encoder.padding_token + 1
     weights = torch.zeros(3, n, n, dtype=torch.float64, requires_grad=True)

@@ -6,17 +6,22 @@ from typing import Any
 
 import torch
 
-from lm_human_preferences import label_types, lm_tasks, session
+from lm_human_preferences import label_types, lm_tasks
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.frozen_head import head as heads
-from lm_human_preferences.frozen_head.fitting import Fitted, fit_head
-from lm_human_preferences.frozen_head.reward import FrozenReward, features_of, probe_of
 from lm_human_preferences.labels.held_out import Labels, Prediction, predict, subjects_of
+from lm_human_preferences.plan import session
 from lm_human_preferences.plan.phases import FitHead, TrainReward
 from lm_human_preferences.policy import Policy
+from lm_human_preferences.reward_sources.frozen_head import head as heads
+from lm_human_preferences.reward_sources.frozen_head.fitting import Fitted, fit_head
+from lm_human_preferences.reward_sources.frozen_head.reward import (
+    FrozenReward,
+    features_of,
+    probe_of,
+)
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.trainers import training_labels
+from lm_human_preferences.trainers import reward_trainer
 from lm_human_preferences.utils.core import ceil_div, exact_div
 from lm_human_preferences.utils.logging import Logger, announce, log_in_summary, progress
 
@@ -34,7 +39,7 @@ def train(run: session.Run, phase: FitHead) -> Prediction | None:
     if initial_model.is_random:
         comm.broadcast_(reference.get_params())
     run.begin(phase, initial_model, checkpointer.seed)
-    labels = training_labels.read(phase, reference, comm)
+    labels = reward_trainer.read_labels(phase, reference, comm)
     if comm.rank == 0:
         announce(*labels.notes)
         run.record_labels(phase, labels.about)

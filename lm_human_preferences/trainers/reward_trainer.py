@@ -1,25 +1,33 @@
-"""Trainer of a reward model (paper, section 2.1)."""
+"""Trainer of a reward model (paper, section 2.1), and the labels that it learns from."""
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from lm_human_preferences import label_types
+from lm_human_preferences import label_types, lm_tasks
 from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.errors import UserError
-from lm_human_preferences.labels.held_out import Labels, Prediction, predict
+from lm_human_preferences.errors import OptionError, UserError
+from lm_human_preferences.hparams.reward_options import LabelHParams as LabelHParams
+from lm_human_preferences.labels import label_files, simulated
+from lm_human_preferences.labels.held_out import Labels, Prediction, predict, split
 from lm_human_preferences.lm_tasks import QuerySampler
 from lm_human_preferences.plan.phases import TrainReward
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
+from lm_human_preferences.runs import run_record
 from lm_human_preferences.training.networks import REWARD_NETWORKS
 from lm_human_preferences.training.optimizer import Adam
-from lm_human_preferences.utils.core import ceil_div, exact_div, map_micro_batches, mean_and_std
+from lm_human_preferences.utils.core import (
+    ceil_div,
+    exact_div,
+    map_micro_batches,
+    mean_and_std,
+)
 from lm_human_preferences.utils.logging import Logger, announce, log_as_original
 
 
@@ -218,3 +226,85 @@ class RewardModelTrainer:
         self.order = np.array(state['order'])
         self.optimizer.start_at(state['optimizer_steps'])
         self.query_sampler.seek(state['queries'])
+
+
+def trainer_of(
+    phase: TrainReward,
+    comm: Comm,
+    reward_model: RewardModel,
+    ref_policy: Policy,
+    labels: Labels,
+    **more: Any,
+) -> RewardModelTrainer:
+    """Return the trainer of a reward model on labels. more: see RewardModelTrainer."""
+    query_sampler = lm_tasks.make_query_sampler(
+        hparams=phase.settings.task,
+        encoder=ref_policy.encoder,
+        comm=comm,
+        labels=phase.settings.labels.source,
+        batch_size=exact_div(phase.settings.rollout_batch_size, comm.size),
+    )
+    return RewardModelTrainer(
+        reward_model=reward_model,
+        policy=ref_policy,
+        query_sampler=query_sampler,
+        labels=labels,
+        phase=phase,
+        comm=comm,
+        **more,
+    )
+
+
+class TrainingLabels(NamedTuple):
+    """Labels {field: (labels, ...)}, notes for the user, and facts `about` for run.json."""
+
+    learned: Labels
+    held_out: Labels | None
+    notes: list[str]
+    about: dict[str, Any]
+
+
+def read_labels(phase: TrainReward, policy: Policy, comm: Comm) -> TrainingLabels:
+    """Load the labels or sample them from `policy`, and hold some out.
+
+    A resumed training learns from the labels with which it began; UserError if they have changed.
+    """
+    settings, labels = phase.settings, phase.settings.labels
+    directory, before = settings.run.directory, {}
+    if phase.run.resume and directory is not None:
+        command = phase.command.command
+        before = comm.on_rank_0(lambda: run_record.training(directory, command)['labels'])
+    if labels.are_sampled:
+        loaded = label_files.made_up(simulated.simulated_labels(settings, policy, comm))
+    else:
+        lines = before.get('answers')  # of a folder, as many as there were
+        encoding = policy.trained_model.encoding
+        loaded = label_files.load_labels(settings, encoding, comm, lines)
+    learned, held_out, notes = split(loaded.tensors, settings, policy.encoder)
+    about = {
+        'source': labels.source,
+        **loaded.about,
+        **label_counts(learned, held_out),
+        'digest': loaded.digest,
+    }
+    # Sampling the labels again may change their last digits, and so their digest.
+    is_sampled = labels.are_sampled and before.get('source') == labels.source
+    if before and not is_sampled and about['digest'] != before.get('digest'):
+        raise OptionError(
+            labels.option_name('source'),
+            f'{labels.source}: these are not the labels that the run was begun with,'
+            f' {before.get("found")} of {before.get("source")}: restore them, or begin again with'
+            ' --overwrite',
+        )
+    return TrainingLabels(learned, held_out, [*loaded.notes, *notes], about)
+
+
+def label_counts(learned: Labels, held_out: Labels | None) -> dict[str, int]:
+    """Return {name: count} for labels learned from, held-out labels, and their queries."""
+    queries = learned['query']
+    found = {'learned_from': len(queries), 'held_out': 0, 'held_out_queries': 0}
+    if held_out is not None:
+        queries = torch.cat([queries, held_out['query']])
+        found['held_out'] = len(held_out['query'])
+        found['held_out_queries'] = len(held_out['query'].unique(dim=0))
+    return {**found, 'queries': len(queries.unique(dim=0))}

@@ -1,12 +1,14 @@
 """Networks of a training: which of them learn, and how much memory they take."""
 
-from __future__ import annotations
-
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from lm_human_preferences.training.model_sizes import FLOAT, HALF
+from lm_human_preferences import storage
+from lm_human_preferences.runs.run_files import SIZES
+from lm_human_preferences.utils import hyperparams
+from lm_human_preferences.utils.hyperparams import option
 
 if TYPE_CHECKING:
     import torch
@@ -14,15 +16,15 @@ if TYPE_CHECKING:
 
     from lm_human_preferences.distributed.comm import Comm
     from lm_human_preferences.hparams.reward_options import RunHParams
-    from lm_human_preferences.training.model_sizes import Sizes
 
-FRAGMENTATION = 1.8  # memory factor for a heap fragmented by micro-batches; measured: 1.1 to 1.9
+FRAGMENTATION = 1.8  # factor for micro-batches, which fragment a CPU's heap; measured: 1.1 to 1.9
+FLOAT, HALF = 4, 2  # bytes per number
 
 
 class Network(Protocol):
     """Interface of a training's network, such as a Policy."""
 
-    def parameters_by_name(self) -> Mapping[str, nn.Parameter]:
+    def parameters_by_name(self) -> 'Mapping[str, nn.Parameter]':
         """Return {name without a scope: parameter}."""
         ...
 
@@ -45,7 +47,7 @@ class Networks:
 
     def parameters(
         self, networks: NetworksByScope, scopes: Sequence[str] | None = None
-    ) -> dict[str, nn.Parameter]:
+    ) -> 'dict[str, nn.Parameter]':
         """Return {SCOPE/NAME: parameter} of the networks in `scopes`; None: of all networks."""
         parameters: dict[str, nn.Parameter] = {}
         for scope in self.scopes if scopes is None else scopes:
@@ -55,19 +57,19 @@ class Networks:
                 parameters[f'{scope}/{name}'] = parameter
         return parameters
 
-    def learning_parameters(self, networks: NetworksByScope) -> dict[str, nn.Parameter]:
+    def learning_parameters(self, networks: NetworksByScope) -> 'dict[str, nn.Parameter]':
         """Return {SCOPE/NAME: parameter} of the `networks` that learn."""
         return self.parameters(networks, self.learning)
 
-    def broadcast(self, networks: NetworksByScope, comm: Comm) -> None:
+    def broadcast(self, networks: NetworksByScope, comm: 'Comm') -> None:
         """Overwrite the parameters of `networks` on every rank with those of rank 0."""
         comm.broadcast_(list(self.parameters(networks).values()))
 
     def memory(
         self,
-        sizes: Sizes,
-        run: RunHParams,
-        device: torch.device,
+        sizes: 'Sizes',
+        run: 'RunHParams',
+        device: 'torch.device',
         *,
         rows: int,
         micro_batch_size: int | None,
@@ -102,4 +104,34 @@ class Networks:
 
 
 REWARD_NETWORKS = Networks(learning=('reward_model',), frozen=('ref_policy',))
-POLICY_NETWORKS = Networks(learning=('policy',), frozen=('ref_policy',))  # rewards add scopes
+POLICY_NETWORKS = Networks(learning=('policy',), frozen=('ref_policy',))  # a reward adds its scopes
+
+
+@dataclass
+class Sizes(hyperparams.HParams, ABC):
+    """Sizes of a network, which determine its longest sequence and its memory."""
+
+    n_vocab: int = option(0, 'tokens of the vocabulary', at_least=1)
+    n_ctx: int = option(512, 'longest sequence', at_least=1)
+    n_embd: int = option(768, 'width', at_least=1)
+    n_head: int = option(12, 'attention heads', at_least=1)
+    n_layer: int = option(12, 'blocks', at_least=1)
+    learned: int = option(0, 'numbers that a training changes; 0: all', ours=True)
+
+    @property
+    @abstractmethod
+    def kept_numbers(self) -> int:
+        """Return the values per token that a block keeps for gradients, without attention's."""
+
+    @abstractmethod
+    def parameters(self) -> int:
+        """Return the number of parameters, not counting scalar heads."""
+
+    def write(self, directory: str) -> None:
+        """Write the sizes into a model's directory."""
+        sizes = self.to_nested_dict(with_unknown=True)
+        storage.write_json(storage.join(directory, SIZES), sizes)
+
+    def own_parameters(self) -> int:
+        """Return the number of parameters that are not shared with a training's other networks."""
+        return self.learned or self.parameters()

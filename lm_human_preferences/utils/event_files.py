@@ -1,7 +1,5 @@
 """Reader and writer of TensorBoard's event files; its own are slow, and crash on a full disk."""
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import io
@@ -10,9 +8,8 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from google_crc32c import value as crc32c
 from tensorboard.compat.proto.event_pb2 import (
     Event,  # pyright: ignore[reportAttributeAccessIssue]
     SessionLog,  # pyright: ignore[reportAttributeAccessIssue]
@@ -21,9 +18,7 @@ from tensorboard.compat.proto.summary_pb2 import (
     Summary,  # pyright: ignore[reportAttributeAccessIssue]
 )
 
-if TYPE_CHECKING:
-    import numpy as np
-
+from lm_human_preferences.storage.files import masked_crc
 
 _STRING = 7  # TensorFlow's data type DT_STRING
 PREFIX = 'events.out.tfevents.'  # prefix of the names of TensorBoard's files
@@ -101,9 +96,3 @@ def _encode(event: Event) -> bytes:
     length = struct.pack('<Q', len(data))
     length_crc = struct.pack('<I', masked_crc(length))
     return length + length_crc + data + struct.pack('<I', masked_crc(data))
-
-
-def masked_crc(data: bytes | bytearray | memoryview | np.ndarray) -> int:
-    """Return the CRC32C of a bytes-like object as TensorFlow stores it (lib/hash/crc32c.h)."""
-    crc = crc32c(data)
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

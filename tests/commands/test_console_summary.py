@@ -10,8 +10,8 @@ from command_line import succeed
 from experiments import resolved
 from trainers import rollout_of
 
-from lm_human_preferences import tracked_samples
 from lm_human_preferences.distributed.comm import Comm
+from lm_human_preferences.trainers import tracked_samples
 from lm_human_preferences.training import console, loop
 from lm_human_preferences.utils import logging
 

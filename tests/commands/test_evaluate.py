@@ -22,11 +22,11 @@ from lm_human_preferences.evaluation import (
     optimum,
     report,
 )
-from lm_human_preferences.external_rewards.function import FunctionScorer
-from lm_human_preferences.external_rewards.texts import TextReward
 from lm_human_preferences.hparams.policy_options import AdaptiveKLParams, HParams
 from lm_human_preferences.language import encodings
+from lm_human_preferences.reward_sources.function import FunctionScorer
 from lm_human_preferences.reward_sources.sources import source_of
+from lm_human_preferences.reward_sources.texts import TextReward
 from lm_human_preferences.rewards import TrainedRewardModel
 
 LN2, LN3 = math.log(2), math.log(3)

@@ -13,11 +13,12 @@ from tiny_causal_lms import save, tiny
 from tiny_classifiers import write_classifier
 from tiny_tokenisers import write_words
 
-from lm_human_preferences import session, storage
+from lm_human_preferences import storage
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.language.causal_lm.architecture import CausalLM
+from lm_human_preferences.plan import session
 from lm_human_preferences.runs import run_settings
 
 WORDS = [f'word{i}' for i in range(26)]

@@ -21,10 +21,10 @@ from lm_human_preferences.datasets import reviews
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.labels import simulated
-from lm_human_preferences.language import encodings
+from lm_human_preferences.language import encodings, reviews_model
 from lm_human_preferences.language.datasets import get_dataset
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.synthetic import disk_cache, known_reward, language_model
+from lm_human_preferences.synthetic import known_reward
 
 ENCODER = encodings.Reviews.get_encoder()
 
@@ -120,9 +120,9 @@ def test_a_cached_result_is_made_in_an_empty_directory(monkeypatch, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        disk_cache.directory('thing', create, [disk_cache])
+        reviews_model.computed_once('thing', create, [reviews_model])
     for _ in range(2):
-        path = disk_cache.directory('thing', create, [disk_cache])
+        path = reviews_model.computed_once('thing', create, [reviews_model])
     assert found == [[], []] and os.listdir(path) == ['made']
 
 
@@ -131,7 +131,7 @@ def test_base_model_is_made_once_and_always_the_same():
     assert lm_tasks.initial_model('reviews').savedir == model.savedir
     assert model.encoding == encodings.Reviews
     first, again = (
-        dict(language_model.train(model.sizes(), steps=5).named_parameters()) for _ in range(2)
+        dict(reviews_model.train(model.sizes(), steps=5).named_parameters()) for _ in range(2)
     )
     assert all(torch.equal(first[name], again[name]) for name in first)
 

@@ -14,11 +14,11 @@ import sample
 from lm_human_preferences.commands import doctor
 from lm_human_preferences.distributed import torch_comm
 from lm_human_preferences.evaluation import evaluate, measure
-from lm_human_preferences.language import encodings, model
+from lm_human_preferences.language import encodings, model, reviews_model
 from lm_human_preferences.language.adapters import layers
 from lm_human_preferences.machine import process
 from lm_human_preferences.reward_sources import loading
-from lm_human_preferences.synthetic import known_reward, language_model
+from lm_human_preferences.synthetic import known_reward
 
 
 @pytest.fixture
@@ -50,10 +50,10 @@ def test_what_is_said_of_it(gpu, monkeypatch, capsys):
 
 def test_a_base_model_that_is_missing_changes_no_run(gpu, monkeypatch):
     """It is trained on the CPU, after the run was seeded."""
-    monkeypatch.setattr(language_model, 'N_REVIEWS', 64)
+    monkeypatch.setattr(reviews_model, 'N_REVIEWS', 64)
     torch.manual_seed(5)
     before = torch.cuda.get_rng_state(), torch.get_rng_state()
-    language_model.train(model.HParams(**language_model.SIZES), steps=1)
+    reviews_model.train(model.HParams(**reviews_model.SIZES), steps=1)
     assert all(map(torch.equal, before, (torch.cuda.get_rng_state(), torch.get_rng_state())))
 
 

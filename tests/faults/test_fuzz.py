@@ -31,7 +31,7 @@ from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.datasets import get_dataset
 from lm_human_preferences.runs import run_dir
-from lm_human_preferences.utils.event_files import masked_crc
+from lm_human_preferences.storage.files import masked_crc
 from lm_human_preferences.utils.logging import Logger
 
 GPT2 = {'model_type': 'gpt2', 'vocab_size': 27}

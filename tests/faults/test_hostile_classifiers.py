@@ -14,8 +14,8 @@ from tiny_classifiers import change_json, write_classifier
 
 from lm_human_preferences.datasets.reviews import WORDS
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.external_rewards.classifier import Classifier
-from lm_human_preferences.external_rewards.texts import joined
+from lm_human_preferences.reward_sources.classifier import Classifier
+from lm_human_preferences.reward_sources.texts import joined
 
 WEIGHTS = 'model.safetensors'
 CONFIG = 'config.json'

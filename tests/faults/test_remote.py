@@ -15,8 +15,9 @@ from launched import eventually
 from online_runs import WORDS as ONLINE
 
 import sample
-from lm_human_preferences import session, storage, train_policy
+from lm_human_preferences import storage, train_policy
 from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.plan import session
 from lm_human_preferences.runs import run_dir, run_record, uploads
 
 STORE = 'az://private/runs'

@@ -10,10 +10,10 @@ from tiny_tokenisers import write_byte_level
 
 from lm_human_preferences import errors, storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.external_rewards import classifier
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.chat import ChatTemplate
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.reward_sources import classifier
 from lm_human_preferences.utils import rendering
 
 NEW = ['train_policy', 'test', '--mpi=1', '--rewards.train_new_model=off']

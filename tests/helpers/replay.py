@@ -13,9 +13,10 @@ from ranks import give_each_thread_its_own_numpy_random, need, on_ranks, rank_pr
 from sample_files import tf_variables
 from trainers import snapshot
 
-from lm_human_preferences import lm_tasks, tracked_samples, train_policy, train_reward
+from lm_human_preferences import lm_tasks, train_policy, train_reward
 from lm_human_preferences.language import sample
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.trainers import tracked_samples
 from lm_human_preferences.training.loop import Hook
 
 # What the recordings call them

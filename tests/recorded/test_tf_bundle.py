@@ -25,7 +25,7 @@ from lm_human_preferences.checkpointing.tf_bundle import (
     read_table,
     varint,
 )
-from lm_human_preferences.utils.event_files import masked_crc
+from lm_human_preferences.storage.files import masked_crc
 
 MIB = 1 << 20
 DATA, INDEX = '.data-00000-of-00001', '.index'

@@ -25,8 +25,8 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.commands import export_model
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language import tokenisers, trained_models
-from lm_human_preferences.language.adapters import layers, peft_files, record, shared
+from lm_human_preferences.language import model_kinds, tokenisers
+from lm_human_preferences.language.adapters import layers, record, shared
 from lm_human_preferences.language.model import Projection
 from lm_human_preferences.language.network import Linear
 from lm_human_preferences.language.trained_models import TrainedModel
@@ -376,8 +376,8 @@ def test_a_released_model_is_called_as_on_the_hub(trained, monkeypatch):
     released = replace(of_base, base='gs://gpt-2/models/355M')
     assert export_model._base(released) == 'hf://openai-community/gpt2-medium'
     on_hub = replace(of_base, base='hf://org/name@' + 40 * '0')
-    monkeypatch.setattr(trained_models, 'is_saved_by_transformers', lambda _: True)
-    monkeypatch.setattr(peft_files, 'is_peft', lambda _: False)
+    monkeypatch.setattr(model_kinds, 'is_saved_by_transformers', lambda _: True)
+    monkeypatch.setattr(model_kinds, 'is_peft', lambda _: False)
     assert export_model._base(on_hub) == on_hub.base
 
 

@@ -112,7 +112,7 @@ def test_libraries_stay_in_their_rooms(imports):
 def test_one_module_knows_what_the_original_called_tensors(files):
     sources = {module: path.read_text(encoding='utf-8') for module, path in files.items()}
     knowing = [module for module, source in sources.items() if ORIGINAL_NAMES.search(source)]
-    assert knowing == [f'{PACKAGE}.language.gpt2.tf_names']
+    assert knowing == [f'{PACKAGE}.language.gpt2.files']
 
 
 def test_rooms_are_small():

@@ -14,7 +14,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels.texts.tokenise import Tokeniser
 from lm_human_preferences.language import encodings, tokenisers
 from lm_human_preferences.language.chat import ChatTemplate
-from lm_human_preferences.language.gpt2.sizes import HParams
+from lm_human_preferences.language.gpt2.files import HParams
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|> {{ message['content'] }}"

@@ -14,11 +14,11 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.datasets.reviews import WORDS
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import evaluate
-from lm_human_preferences.external_rewards.classifier import Classifier
-from lm_human_preferences.external_rewards.texts import Texts, joined
 from lm_human_preferences.language import encodings
 from lm_human_preferences.lm_tasks import TaskHParams
 from lm_human_preferences.reward_sources import loading
+from lm_human_preferences.reward_sources.classifier import Classifier
+from lm_human_preferences.reward_sources.texts import Texts, joined
 
 TEXTS = [
     joined(' '.join(WORDS[:start]), ' '.join(WORDS[start : start + count]))

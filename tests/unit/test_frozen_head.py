@@ -16,13 +16,18 @@ from ranks import on_ranks
 from lm_human_preferences import label_types, lm_tasks, ppo, rewards
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.frozen_head import fitting, head, posterior
-from lm_human_preferences.frozen_head import reward as frozen_reward
-from lm_human_preferences.frozen_head.reward import FrozenReward, checked, features_of, probe_of
 from lm_human_preferences.language import encodings
 from lm_human_preferences.lm_tasks import TaskHParams
 from lm_human_preferences.plan.phases import reward_phase
 from lm_human_preferences.policy import Policy
+from lm_human_preferences.reward_sources.frozen_head import fitting, head, posterior
+from lm_human_preferences.reward_sources.frozen_head import reward as frozen_reward
+from lm_human_preferences.reward_sources.frozen_head.reward import (
+    FrozenReward,
+    checked,
+    features_of,
+    probe_of,
+)
 from lm_human_preferences.trainers import head_training
 
 TYPES = {'best_of_2': 2, 'best_of_4': 4, 'scalar_rating': 1, 'scalar_compare': 2}
@@ -346,7 +351,7 @@ def test_a_head_is_saved_with_its_model(reference, saved):
 def test_files_that_were_not_written_here_are_damaged(saved):
     """Every bit counts."""
     directory, made = saved
-    file = pathlib.Path(directory, head.FILE)
+    file = pathlib.Path(directory, head.FROZEN_HEAD)
     whole = file.read_bytes()
     with safetensors.safe_open(file, 'pt') as opened:
         about = json.loads(opened.metadata()['about'])

@@ -22,9 +22,9 @@ from lm_human_preferences.distributed.launch_methods import MPICH, OPEN_MPI, End
 from lm_human_preferences.distributed.meeting import RankLost
 from lm_human_preferences.distributed.torch_comm import noticing_lost_ranks
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.external_rewards import function
-from lm_human_preferences.external_rewards.texts import joined
 from lm_human_preferences.machine import environment
+from lm_human_preferences.reward_sources import function
+from lm_human_preferences.reward_sources.texts import joined
 from lm_human_preferences.runs import reward_function
 
 BY_MPICH = 'PMI_SIZE=4 PMI_RANK=3 '

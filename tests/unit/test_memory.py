@@ -13,13 +13,14 @@ from experiments import resolved
 from tiny_causal_lms import tiny
 
 import lm_human_preferences
-from lm_human_preferences import session, train_policy
+from lm_human_preferences import train_policy
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.language import model
 from lm_human_preferences.language.causal_lm.network import TransformersNetwork
 from lm_human_preferences.language.causal_lm.sizes import sizes_of
 from lm_human_preferences.machine import processors
+from lm_human_preferences.plan import session
 from lm_human_preferences.plan.phases import make_plan, policy_phase, reward_phase
 from lm_human_preferences.training import networks, optimizer, precision
 

@@ -24,14 +24,14 @@ from lm_human_preferences.datasets import jsonl
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import evaluate
-from lm_human_preferences.external_rewards.function import FunctionScorer
-from lm_human_preferences.external_rewards.texts import TextReward, joined
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.ppo import PART
 from lm_human_preferences.reward_sources import loading, sources
+from lm_human_preferences.reward_sources.function import FunctionScorer
 from lm_human_preferences.reward_sources.sources import source_of
+from lm_human_preferences.reward_sources.texts import TextReward, joined
 from lm_human_preferences.runs import reward_function, run_dir
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.training.loop import FailedElsewhere
@@ -40,11 +40,12 @@ from lm_human_preferences.utils import stop_signals
 # The known reward of film reviews as a user could have written it.
 MOCK = """
 from lm_human_preferences.language.encodings import Reviews
-from lm_human_preferences.synthetic import known_reward, language_model
+from lm_human_preferences.language import reviews_model
+from lm_human_preferences.synthetic import known_reward
 
 def score(queries, responses):
     texts = [f'{query} {response}' for query, response in zip(queries, responses)]
-    tokens = language_model.as_batch(Reviews.get_encoder(), texts)
+    tokens = reviews_model.as_batch(Reviews.get_encoder(), texts)
     return known_reward.KnownReward(Reviews).score(tokens[:, :0], tokens)
 """
 TEXTS = [joined('the film was', 'not very good'), joined('', 'bad')]
@@ -142,8 +143,8 @@ def test_processes_that_are_spawned_import_the_file(write):
 
 FORKS = """
 import os, signal, sys
-from lm_human_preferences.external_rewards.function import FunctionScorer
-from lm_human_preferences.external_rewards.texts import joined
+from lm_human_preferences.reward_sources.function import FunctionScorer
+from lm_human_preferences.reward_sources.texts import joined
 from lm_human_preferences.runs import reward_function, run_dir
 from lm_human_preferences.utils import stop_signals
 

@@ -11,18 +11,19 @@ import torch
 from lm_human_preferences.commands.sampler import OF_SAMPLES, warnings_only
 from lm_human_preferences.datasets import messages
 from lm_human_preferences.errors import UserError, option_renamed
-from lm_human_preferences.external_rewards.texts import TextScorer, joined
-from lm_human_preferences.frozen_head import head
-from lm_human_preferences.frozen_head.reward import FrozenReward
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.texts import preferences, records
 from lm_human_preferences.labels.texts.tokenise import Skipped, Tokeniser
+from lm_human_preferences.language import model_kinds
+from lm_human_preferences.reward_sources.frozen_head import head
+from lm_human_preferences.reward_sources.frozen_head.reward import FrozenReward
 from lm_human_preferences.reward_sources.loading import (
     LearnedReward,
     load_saved,
     saved_model,
     text_scorer,
 )
+from lm_human_preferences.reward_sources.texts import TextScorer, joined
 from lm_human_preferences.runs.run_files import REWARD
 from lm_human_preferences.runs.run_settings import reward_settings_of
 
@@ -98,7 +99,7 @@ def _task_of(run: str) -> TaskHParams:
     settings = reward_settings_of(run)
     if settings is not None:
         return settings.task
-    if head.is_head(run):  # an exported head records its task in its file
+    if model_kinds.is_head(run):  # an exported head records its task in its file
         return head.task_of(head.load(run)[1])
     raise UserError(f'{run} has no {REWARD.settings}, which says how long texts may be')
 

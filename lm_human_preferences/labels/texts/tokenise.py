@@ -33,8 +33,8 @@ class Skipped(Exception):
 class Tokeniser:
     """Converter of texts to token ids that fit a task, with counts of what did not fit.
 
-    An empty query becomes the end-of-text token, if the encoding has one. A response that is not cut
-    gets the end that a sampled response has, see lm_tasks.end_of_text.
+    An empty query becomes the end-of-text token, if the encoding has one. A response that is not
+    cut gets the end that a sampled response has, see lm_tasks.end_of_text.
 
     too_long: 'refuse', 'skip' or 'cut' texts that are too long. Cutting removes the end of a text,
     as for the task's own queries, but the beginning of a dialogue, as its last turn is answered.

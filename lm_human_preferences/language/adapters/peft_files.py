@@ -14,6 +14,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.adapters.layers import attach
 from lm_human_preferences.language.adapters.record import Record, read
 from lm_human_preferences.language.causal_lm.library import explained
+from lm_human_preferences.language.model_kinds import PEFT_CONFIG
 from lm_human_preferences.language.weights import (
     CAUSAL_LM,
     EMBEDDING_LAYER,
@@ -22,11 +23,10 @@ from lm_human_preferences.language.weights import (
     load_parameters,
     open_safetensors,
 )
-from lm_human_preferences.training.model_sizes import is_model
 
-CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
-PREFIX = 'base_model.model.'  # prefix of tensor names in PEFT's files
-ROWS = 'token_adapter.trainable_tokens_delta'  # in the names of tensors with embedding rows
+WEIGHTS = 'adapter_model.safetensors'
+PREFIX = 'base_model.model.'  # prefix of tensors' names
+ROWS = 'token_adapter.trainable_tokens_delta'  # in names of tensors with embedding rows
 _TABLE = re.compile(
     rf'((?P<output>{OUTPUT_LAYER.pattern})|{EMBEDDING_LAYER.pattern})'
     r'\.((base_layer\.)?(?P<whole>weight)$)?'
@@ -107,8 +107,8 @@ def check_patterns(directory: str) -> None:
             repeats = re.findall(r'(\)?)[*+{]', str(pattern))
             if ')' in repeats or len(repeats) > MOST_REPEATS:
                 raise UserError(
-                    f'{storage.join(directory, CONFIG)}: {setting} has a pattern that may take for'
-                    f' ever: {pattern!r:.80}: write the names of layers'
+                    f'{storage.join(directory, PEFT_CONFIG)}: {setting} has a pattern that may take'
+                    f' for ever: {pattern!r:.80}: write the names of layers'
                 )
 
 
@@ -129,16 +129,9 @@ def changes_of(directory: str) -> dict[str, Any]:
     return changes
 
 
-def is_peft(directory: str) -> bool:
-    """Return whether a directory, local or on the hub, holds a PEFT adapter, not a whole model."""
-    if storage.is_remote(directory) and not storage.is_hub(directory):
-        return False
-    return not is_model(directory) and storage.exists(storage.join(directory, CONFIG))
-
-
 def read_config(directory: str) -> dict[str, Any]:
     """Return an adapter's settings {name: value}; UserError if it cannot be merged."""
-    path = storage.join(directory, CONFIG)
+    path = storage.join(directory, PEFT_CONFIG)
     config: Any = storage.read_json(path)
     if not isinstance(config, dict) or not isinstance(config.get('peft_type'), str):
         raise UserError(f'{path} is damaged: it does not describe adapters')
@@ -154,9 +147,10 @@ def base_of(directory: str) -> str:
     config = read_config(directory)
     name, revision = config.get('base_model_name_or_path'), config.get('revision')
     if not isinstance(name, str) or not name:
+        path = storage.join(directory, PEFT_CONFIG)
         raise UserError(
-            f'{storage.join(directory, CONFIG)}: base_model_name_or_path is {name!r:.40}: set it to'
-            ' the model that the adapter was trained on'
+            f'{path}: base_model_name_or_path is {name!r:.40}: set it to the model that the'
+            ' adapter was trained on'
         )
     is_on_hub = not os.path.exists(name) and isinstance(revision, str)
     return f'{name}@{revision}' if is_on_hub else name
@@ -203,5 +197,5 @@ def write(directory: str, saved: Any, scope: str, base_of: Callable[[Record], st
     }
     os.makedirs(directory, exist_ok=True)
     save_file(tensors, os.path.join(directory, WEIGHTS), {'format': 'pt'})
-    storage.write_json(os.path.join(directory, CONFIG), config)
+    storage.write_json(os.path.join(directory, PEFT_CONFIG), config)
     return base

@@ -12,6 +12,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.language.adapters.layers import A, B
+from lm_human_preferences.language.model_kinds import has_adapters
 from lm_human_preferences.language.network import HEADS
 from lm_human_preferences.language.weights import CheckpointWeights, Weights, scoped
 from lm_human_preferences.runs.run_files import ADAPTER
@@ -47,11 +48,9 @@ def without_number(scope: str) -> str:
 
 def read(directory: str | None) -> Record | None:
     """Return the record in a model's directory; None without a file; UserError if damaged."""
-    if directory is None:
+    if directory is None or not has_adapters(directory):
         return None
     path = storage.join(directory, ADAPTER)
-    if not storage.exists(path):
-        return None
     content: Any = storage.read_json(path)
     if not matches_schema(content, _SCHEMA):
         raise UserError(f'{path} is damaged: it does not describe adapters')

@@ -18,7 +18,7 @@ from lm_human_preferences.language.model import Projection
 from lm_human_preferences.language.network import HEADS, Network
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.machine import process
-from lm_human_preferences.training.model_sizes import Sizes
+from lm_human_preferences.training.networks import Sizes
 from lm_human_preferences.utils.core import digest_of
 
 Adapters = dict[str, LoraHParams]  # {scope of a trainable network: its LoRA options}
@@ -91,11 +91,8 @@ class SharedBase(TrainedModel):
         process.release_freed_memory()
 
 
-class Bases:
+class Bases(dict[Any, SharedBase]):
     """Base models of a command, each read once for all of its trainings, as of an ensemble."""
-
-    def __init__(self) -> None:
-        self._read: dict[Any, SharedBase] = {}
 
     def under(
         self,
@@ -104,21 +101,19 @@ class Bases:
         run: RunHParams,
         network: str,
         comm: Comm,
-    ) -> TrainedModel:
-        """Return `model`; as a SharedBase if `adapters` is not empty.
+    ) -> SharedBase:
+        """Return `model` as the base of a training's adapters.
 
         run: --run options of the training. network: folder of the trained network in the run.
         """
-        if not adapters:
-            return model
         key = model.savedir, run.precision
-        shared = copy.copy(self._read.get(key) or SharedBase(model, comm))
+        shared = copy.copy(self.get(key) or SharedBase(model, comm))
         shared.adapters = dict(adapters)
         if run.directory is not None:
             shared.check_record(os.path.join(run.directory, network))
-        if run.precision == 'bf16' and key not in self._read:
+        if run.precision == 'bf16' and key not in self:
             shared.reduce()
-        self._read[key] = shared
+        self[key] = shared
         return shared
 
 

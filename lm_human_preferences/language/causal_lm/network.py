@@ -13,7 +13,7 @@ from lm_human_preferences.language.causal_lm.sizes import blocks_of
 from lm_human_preferences.language.network import Network
 from lm_human_preferences.language.weights import CAUSAL_LM
 from lm_human_preferences.training import precision
-from lm_human_preferences.training.model_sizes import Sizes
+from lm_human_preferences.training.networks import Sizes
 from lm_human_preferences.utils.core import index_each
 
 ROWS_TOLERANCE = 1e-3  # largest difference, relative to the largest output, in float32

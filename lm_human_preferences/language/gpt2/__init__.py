@@ -1,1 +1,1 @@
-"""GPT-2: its sizes, its releases, and its names in TensorFlow checkpoints."""
+"""GPT-2: its sizes, and its names in TensorFlow checkpoints."""

@@ -15,7 +15,7 @@ from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.adapters.shared import Bases
 from lm_human_preferences.machine import process
-from lm_human_preferences.plan import checks
+from lm_human_preferences.plan import phases
 from lm_human_preferences.plan.phases import LESS_MEMORY, make_plan, policy_phase
 from lm_human_preferences.runs import run_dir, run_files, run_record, run_settings
 from lm_human_preferences.training import console, loop, precision
@@ -67,15 +67,15 @@ class Run:
     def check_start(self, plan: Plan) -> None:
         """Check that the phases of `plan` can start; on rank 0, print what starts."""
         if self.comm.rank == 0:
-            announce(*checks.notes(self.settings))
-        checks.check_start(plan, self.comm)
+            announce(*phases.notes(self.settings))
+        phases.check_start(plan, self.comm)
         if self.comm.rank != 0:
             return
         console.show_start(self.settings, self.comm)
         if len(plan.names) > 1:
             log_in_summary(plan.phases_line())
         encoding = lm_tasks.initial_encoding(self.settings.task.policy.initial_model)
-        log_in_summary(*checks.check_queries(plan, encoding.get_encoder()))
+        log_in_summary(*phases.check_queries(plan, encoding.get_encoder()))
 
     def checkpointer(self, files: run_files.CommandFiles, max_to_keep: int) -> Checkpointer:
         """Return the checkpointer of a network; with --save_dir None it saves nothing."""
@@ -103,9 +103,10 @@ class Run:
         )
         console.dump(sizes, name='model_hparams')
         network = phase.files.network
-        initial_model = self.bases.under(
-            initial_model, phase.adapters, settings.run, network, self.comm
-        )
+        if phase.adapters:
+            initial_model = self.bases.under(
+                initial_model, phase.adapters, settings.run, network, self.comm
+            )
         checkpointer.set_seed(settings.run.seed)  # last: reading a base may draw random numbers
         return initial_model
 
@@ -161,7 +162,7 @@ def opened(settings: Settings, comm: Comm | None, experiment: str | None) -> Ite
     """
     comm = comm or comms.init_comm(settings.run.allreduce, settings.run.allreduce_timeout)
     configure_console(settings.run.console)
-    checks.check_settings(settings, comm.size)
+    phases.check_settings(settings, comm.size)
     with (
         run_dir.lock_run_dir(settings, comm) as upload,
         _saved_or_scratch(settings.run.save_dir, comm) as place,

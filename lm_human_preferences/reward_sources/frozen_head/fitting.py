@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 import torch
 
-from lm_human_preferences.frozen_head.head import Head, unfitted
-from lm_human_preferences.frozen_head.posterior import (
+from lm_human_preferences.label_types import LabelType
+from lm_human_preferences.labels.held_out import Prediction, prediction_of
+from lm_human_preferences.reward_sources.frozen_head.head import Head, unfitted
+from lm_human_preferences.reward_sources.frozen_head.posterior import (
     Labels,
     Problem,
     fit,
     posterior,
     standardized,
 )
-from lm_human_preferences.label_types import LabelType
-from lm_human_preferences.labels.held_out import Prediction, prediction_of
 from lm_human_preferences.utils import student
 
 FOLDS = 10

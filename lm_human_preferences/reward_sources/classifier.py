@@ -17,15 +17,15 @@ import torch
 from lm_human_preferences import storage
 from lm_human_preferences.datasets import messages
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.external_rewards.texts import LARGEST, Texts, TextScorer
 from lm_human_preferences.language.causal_lm.library import (
     PretrainedWeights,
     config_of,
     explained,
 )
+from lm_human_preferences.language.model_kinds import CONFIG_FILE, is_of_classifier
 from lm_human_preferences.language.tokenisers import failing
+from lm_human_preferences.reward_sources.texts import LARGEST, Texts, TextScorer
 from lm_human_preferences.storage.schema import matches_schema
-from lm_human_preferences.training import model_sizes
 from lm_human_preferences.utils.core import default_device
 from lm_human_preferences.utils.rendering import TemplateError, render
 
@@ -33,9 +33,7 @@ BATCH = 16_384  # largest number of tokens in one forward pass
 # Replaces a missing padding token, without which transformers takes only one text at a time.
 # No token has this id, so the score is read at the last token of every text.
 NO_TOKEN = -1
-CONFIG = 'config.json'
 MODEL_CLASS = 'AutoModelForSequenceClassification'
-KIND = 'ForSequenceClassification'  # ending of classifiers' class names
 MOST_LABELS = 10_000  # a config with more labels is damaged
 TYPES = 'token_type_ids'  # transformers' name for the input with segment numbers
 Tokens = list[tuple[int, int]]  # [(token id, segment type), ...]
@@ -152,27 +150,12 @@ def _class_of(config: Any, name: str | None, directory: str) -> int | None:
     )
 
 
-def is_classifier(directory: str) -> bool:
-    """Return whether a directory, local or on the hub, holds a sequence classifier."""
-    if storage.is_remote(directory) and not storage.is_hub(directory):
-        return False
-    if model_sizes.is_model(directory):
-        return False  # this program or the original saved the model
-    path = storage.join(directory, CONFIG)
-    return storage.exists(path) and _is_of_classifier(storage.read_json(path))
-
-
-def _is_of_classifier(content: Any) -> bool:
-    names = content.get('architectures') if isinstance(content, dict) else None
-    return isinstance(names, list) and any(str(name).endswith(KIND) for name in names)
-
-
 def read_config(directory: str) -> Any:
     """Return the config of a classifier, without dropout; UserError if it is not supported."""
-    path = storage.join(directory, CONFIG)
+    path = storage.join(directory, CONFIG_FILE)
     content: Any = storage.read_json(path)
-    if not _is_of_classifier(content):
-        raise UserError(f'{path} does not describe a sequence classifier')
+    if not is_of_classifier(content):
+        raise UserError(f'{path} is not of a sequence classifier')
     if content.get('auto_map'):
         raise UserError(f'{path}: the model has code of its own (auto_map), which is not run')
     if not matches_schema(content.get('num_labels', 1), range(1, MOST_LABELS + 1)):

@@ -14,7 +14,7 @@ import torch
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task_options import TaskHParams
-from lm_human_preferences.runs.run_files import FROZEN_HEAD as FILE
+from lm_human_preferences.runs.run_files import FROZEN_HEAD
 from lm_human_preferences.storage.schema import matches_schema
 
 ABOUT = 'about'  # key in the file's metadata for the head's model and task, as JSON
@@ -75,7 +75,7 @@ class Head:
         tensors = {name: each.float().contiguous() for name, each in vars(self).items()}
         # Only one metadata entry, as safetensors writes several in an arbitrary order.
         text = json.dumps({**about, DIGEST: _digest(tensors, about)})
-        storage.write_bytes(storage.join(directory, FILE), save(tensors, {ABOUT: text}))
+        storage.write_bytes(storage.join(directory, FROZEN_HEAD), save(tensors, {ABOUT: text}))
 
 
 def _digest(tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> str:
@@ -124,17 +124,12 @@ def pooled(states: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     return torch.cat([middle, last, late], dim=1)
 
 
-def is_head(directory: str) -> bool:
-    """Return whether the reward model in a directory is a head on frozen hidden states."""
-    return storage.exists(storage.join(directory, FILE))
-
-
 def load(directory: str) -> tuple[Head, dict[str, Any]]:
     """Return the head saved in a directory and its `about`, see ABOUT; UserError if damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        path = storage.cached_path(storage.join(directory, FILE))
+        path = storage.cached_path(storage.join(directory, FROZEN_HEAD))
     except storage.NotFound as e:
         raise UserError(f'{e}: restore it, or train the head again') from e
     names = [field.name for field in dataclasses.fields(Head)]
@@ -146,7 +141,7 @@ def load(directory: str) -> tuple[Head, dict[str, Any]]:
             raise ValueError('its checksum does not match')
         _check(head, about)
     except (SafetensorError, *WRONG) as e:
-        raise UserError(f'{os.path.join(directory, FILE)} is damaged: {e}') from e
+        raise UserError(f'{os.path.join(directory, FROZEN_HEAD)} is damaged: {e}') from e
     return head, about
 
 

@@ -8,7 +8,10 @@ import torch
 
 from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.frozen_head.head import (
+from lm_human_preferences.language.model_kinds import is_model, is_saved_by_transformers
+from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.reward_sources.frozen_head.head import (
     Head,
     blocks_of,
     n_features,
@@ -16,10 +19,7 @@ from lm_human_preferences.frozen_head.head import (
     task_of,
     unfitted,
 )
-from lm_human_preferences.language.trained_models import TrainedModel, is_saved_by_transformers
-from lm_human_preferences.policy import Policy
 from lm_human_preferences.runs.run_files import POLICY
-from lm_human_preferences.training.model_sizes import is_model
 
 PROBED = 4  # tokens in the query and in the response of the probe that identifies a model
 MOST_DIFFERENCE = 0.1  # a larger difference of probes, in standard deviations: another model

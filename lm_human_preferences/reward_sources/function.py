@@ -29,7 +29,7 @@ import torch
 
 from lm_human_preferences.distributed import worker
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.external_rewards.texts import LARGEST, Texts, TextScorer
+from lm_human_preferences.reward_sources.texts import LARGEST, Texts, TextScorer
 from lm_human_preferences.runs.reward_function import Source
 from lm_human_preferences.utils import stop_signals
 from lm_human_preferences.utils.core import default_device

@@ -1,9 +1,14 @@
 """Language model `reviews`: a tiny GPT-2 that learns film reviews when it is first needed."""
 
+import hashlib
+import inspect
 import itertools
 import os
+import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +19,7 @@ from lm_human_preferences.datasets import reviews
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.language import attention, encodings, model
 from lm_human_preferences.language import network as network_module
-from lm_human_preferences.language.gpt2 import tf_names
-from lm_human_preferences.synthetic import disk_cache
+from lm_human_preferences.language.gpt2 import files
 from lm_human_preferences.training import optimizer, precision
 from lm_human_preferences.utils import core
 from lm_human_preferences.utils.logging import progress
@@ -31,10 +35,10 @@ SEED = 0
 def directory() -> str:
     """Return the model's directory in the cache; if it is missing, train the model first."""
     # The modules that the weights depend on: texts, network and training
-    texts, network = [sys.modules[__name__], reviews], [model, network_module, attention, tf_names]
+    texts, network = [sys.modules[__name__], reviews], [model, network_module, attention, files]
     training = [optimizer, precision, core]
     name = encodings.Reviews.name
-    return disk_cache.directory(name, _create, [*texts, *network, *training])
+    return computed_once(name, _create, [*texts, *network, *training])
 
 
 def sizes() -> model.HParams:
@@ -83,3 +87,27 @@ def reviews_loss(network: model.Model, tokens: torch.Tensor, padding_token: int)
     inputs, mask = network.mask_padding(tokens, padding_token)
     logits = network.logits(network.hidden(inputs[:, :-1]))
     return F.cross_entropy(logits[mask[:, 1:]], tokens[:, 1:][mask[:, 1:]])
+
+
+def computed_once(
+    name: str, create: Callable[[str], None], depends_on: Iterable[ModuleType]
+) -> str:
+    """Return a cached directory, which `create` fills once per version of `depends_on` modules."""
+    import filelock
+
+    digest = hashlib.sha256()
+    for module in depends_on:
+        digest.update(Path(inspect.getfile(module)).read_bytes())
+    digest.update(torch.__version__.encode())
+    path = os.path.join(storage.cache_root(), f'{name}-{digest.hexdigest()[:16]}')
+    if os.path.exists(path):
+        return path
+    storage.make_cache_folder(os.path.dirname(path))
+    with filelock.FileLock(f'{path}.lock'):  # the kernel releases it when its holder dies
+        if not os.path.exists(path):
+            part = f'{path}.part'
+            shutil.rmtree(part, ignore_errors=True)  # left behind by a killed process
+            os.mkdir(part)
+            create(part)
+            os.rename(part, path)
+    return path

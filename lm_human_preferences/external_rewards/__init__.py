@@ -1,1 +1,0 @@
-"""Rewards that read texts, not tokens: a user's Python function, or a classifier."""

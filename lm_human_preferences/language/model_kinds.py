@@ -1,0 +1,87 @@
+"""Kinds of models: OpenAI's releases by name, others by the files in a directory; without torch."""
+
+from typing import Any
+
+from lm_human_preferences import storage
+from lm_human_preferences.runs.run_files import ADAPTER, FROZEN_HEAD, SIZES
+
+_SHARED = dict(n_vocab=50257, n_ctx=1024)
+# Sizes of the released models by name.
+RELEASED = {
+    '124M': dict(**_SHARED, n_embd=768, n_head=12, n_layer=12),
+    '355M': dict(**_SHARED, n_embd=1024, n_head=16, n_layer=24),
+    '774M': dict(**_SHARED, n_embd=1280, n_head=20, n_layer=36),
+    '1558M': dict(**_SHARED, n_embd=1600, n_head=25, n_layer=48),
+}
+# {name on the hub, without OWNER: name in RELEASED}
+OTHER_NAMES = {'gpt2': '124M', 'gpt2-medium': '355M', 'gpt2-large': '774M', 'gpt2-xl': '1558M'}
+# {OpenAI's first name, from a wrong count of parameters: name in RELEASED}
+FIRST_NAMES = {'117M': '124M', '345M': '355M'}
+OWNER = 'openai-community/'
+# {token at which experiments end a response: its text}
+TEXTS_OF_TOKENS = {13: '.', 198: '\n'}
+CONFIG_FILE = 'config.json'  # in directories of models that transformers has saved
+KIND = 'ForSequenceClassification'  # ending of the class names of such models
+PEFT_CONFIG = 'adapter_config.json'  # in directories of adapters that PEFT has saved
+
+
+def released_name(name: str) -> str | None:
+    """Return the model's name in RELEASED; None for other models, and if `name` is a directory."""
+    released = FIRST_NAMES.get(name) or OTHER_NAMES.get(name.removeprefix(OWNER), name)
+    return released if released in RELEASED and not storage.exists(name) else None
+
+
+def hub_name(released: str) -> str:
+    return OWNER + next(name for name, size in OTHER_NAMES.items() if size == released)
+
+
+def directory_of(released: str) -> str:
+    return f'gs://gpt-2/models/{released}'
+
+
+def is_directory(directory: str | None) -> bool:
+    """Return whether this is the directory of a released model."""
+    return directory in [*map(directory_of, RELEASED)]
+
+
+def is_model(directory: str) -> bool:
+    """Return whether a directory (path or URL) holds a saved model, shown by its sizes."""
+    return storage.exists(storage.join(directory, SIZES))
+
+
+def is_saved_by_transformers(directory: str) -> bool:
+    """Return whether transformers' `save_pretrained`, not this program, wrote the directory."""
+    return not is_model(directory) and storage.exists(storage.join(directory, CONFIG_FILE))
+
+
+def is_classifier(directory: str) -> bool:
+    """Return whether a directory, local or on the hub, holds a sequence classifier."""
+    if storage.is_remote(directory) and not storage.is_hub(directory):
+        return False
+    if is_model(directory):
+        return False  # it is a model of this program or the original
+    path = storage.join(directory, CONFIG_FILE)
+    return storage.exists(path) and is_of_classifier(storage.read_json(path))
+
+
+def is_of_classifier(content: Any) -> bool:
+    """Return whether the content of a config.json describes a sequence classifier."""
+    names = content.get('architectures') if isinstance(content, dict) else None
+    return isinstance(names, list) and any(str(name).endswith(KIND) for name in names)
+
+
+def is_peft(directory: str) -> bool:
+    """Return whether a directory, local or on the hub, holds a PEFT adapter, not a whole model."""
+    if storage.is_remote(directory) and not storage.is_hub(directory):
+        return False
+    return not is_model(directory) and storage.exists(storage.join(directory, PEFT_CONFIG))
+
+
+def has_adapters(directory: str) -> bool:
+    """Return whether this program has saved the model as adapters of another model."""
+    return storage.exists(storage.join(directory, ADAPTER))
+
+
+def is_head(directory: str) -> bool:
+    """Return whether the reward model in a directory is a head on frozen hidden states."""
+    return storage.exists(storage.join(directory, FROZEN_HEAD))
