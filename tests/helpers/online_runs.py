@@ -56,13 +56,6 @@ def models_of(directory):
     return [line for line in lines_of(directory / 'labels/used.jsonl') if 'digest' in line]
 
 
-def said_in(directory):
-    return {
-        path.stem: sorted((line['question'], line['best']) for line in lines_of(path))
-        for path in directory.glob('answers/*.jsonl')
-    }
-
-
 def online_result(directory):
     """Return the result of a finished run, but for when people answered and how it began."""
     directory = Path(directory)
@@ -72,7 +65,10 @@ def online_result(directory):
         if not str(key).endswith(('_hparams.json', 'run.json'))
         and not str(key).startswith('labels/answers/')
     }
-    return {**found, 'answers': said_in(directory / 'labels')}
+    answers = {}
+    for path in directory.glob('labels/answers/*.jsonl'):
+        answers[path.stem] = sorted((line['question'], line['best']) for line in lines_of(path))
+    return {**found, 'answers': answers}
 
 
 @contextlib.contextmanager

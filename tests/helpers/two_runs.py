@@ -71,7 +71,12 @@ def birch(run):
     line = './launch.py train_policy test birch --rewards.online.labels 50 --run.on_anomaly stop'
     times = '2026-11-06T08:00:00Z', '2026-11-06T09:00:00Z'
     write_command(run, line, *times, 'failed: UserError')
-    _answer(run / 'labels')
+    make_folder(run / 'labels', 4, labellers=2)
+    for name, seconds in zip(LABELLERS, (2.0, 5.0), strict=True):
+        with Labeller(LabelFolder(str(run / 'labels')), name) as labeller:
+            while question := labeller.next_question():
+                is_other = name == 'ivo' and question.id == min(labeller.folder.questions)
+                labeller.answer(question, int(is_other), seconds)
     counts = {'found': 8, 'learned_from': 8, 'held_out': 0, 'simulated': 0}
     write_learned(run, source='online', **counts, answers=dict.fromkeys(LABELLERS, 4))
     write_curves(run / 'tb/ppo', _curves(12, 64, kl=(0.5, 64.5), score=(0.4, -0.9)))
@@ -96,12 +101,3 @@ def _samples(response, share):
         (query, f'{response} {number}', share * 1.4 - 0.01 * number, share * (2.1 + number / 50))
         for number, query in enumerate(QUERIES)
     ]
-
-
-def _answer(folder):
-    make_folder(folder, 4, labellers=2)
-    for name, seconds in zip(LABELLERS, (2.0, 5.0), strict=True):
-        with Labeller(LabelFolder(str(folder)), name) as labeller:
-            while question := labeller.next_question():
-                is_other = name == 'ivo' and question.id == min(labeller.folder.questions)
-                labeller.answer(question, int(is_other), seconds)
