@@ -1,7 +1,5 @@
 """kill -9 of a run that collects labels, at random moments (LMHP_FAULTS=80: 30 kills)."""
 
-import os
-import random
 import signal
 
 import pytest
@@ -27,14 +25,12 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.parametrize('attempt', range(KILLS))
-def test_killed_run_goes_on(tmp_path, alone, attempt):
+def test_killed_run_goes_on(tmp_path, alone, attempt, chance):
     expected, count = alone
-    seed = os.environ.get('LMHP_TEST_SEED', str(random.randrange(10**6)))
-    chance = random.Random(f'{seed} {attempt}')
     # In equal parts of the run, so that all of its phases are met.
     first = chance.randrange(count * attempt // KILLS, count * (attempt + 1) // KILLS) + 1
     second = chance.randrange(count // 2) + 1
-    print(f'LMHP_TEST_SEED={seed}, killed at {first}, then at {second} of {count} ({MOMENTS})')
+    print(f'killed at {first}, then at {second} of {count} ({MOMENTS})')
     statuses = [
         run(words(tmp_path), tmp_path / 'out', kill_at=moment) for moment in (first, second)
     ]
