@@ -189,6 +189,8 @@ def test_gold_questions_are_no_part_of_the_agreement_and_measure_no_reward_model
         say(answered, name, *[...] * 4, 2, 2, 2)
     with_gold = LabelFolder(str(answered))
     assert reward_on_labels.report(with_gold, str(run))['trained_on']['labels'] == 7
+    without = reward_on_labels.report(with_gold, str(run), ['anna'])
+    assert without['trained_on']['labels'] == 4
     found = report(with_gold)
     assert (found['agreement']['questions'], found['agreement']['raw']) == (3, 4 / 5)
     assert found['labellers']['anna']['gold'] == '3 of 3'
