@@ -15,12 +15,11 @@ from lm_human_preferences.hparams.policy_options import RewardHParams as RewardH
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.plan import session
 from lm_human_preferences.plan.phases import Plan, TrainPolicy
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import make_score_fn
 from lm_human_preferences.runs import curves, run_files, run_settings
-from lm_human_preferences.trainers import tracked_samples
+from lm_human_preferences.trainers import session, tracked_samples
 from lm_human_preferences.trainers.policy_trainer import (
     AdaptiveKLController as AdaptiveKLController,
 )

@@ -13,11 +13,11 @@ from lm_human_preferences.hparams.reward_options import CommandRunHParams
 from lm_human_preferences.hparams.reward_options import LabelHParams as LabelHParams
 from lm_human_preferences.labels.held_out import Labels, Prediction, predict
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.plan import session
 from lm_human_preferences.plan.phases import FitHead, Plan, TrainReward
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.runs import run_files
+from lm_human_preferences.trainers import session
 from lm_human_preferences.trainers.reward_trainer import (
     RewardModelTrainer,
     TrainingLabels,

@@ -25,12 +25,12 @@ from lm_human_preferences.evaluation import measure, optimum
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.labels import simulated
 from lm_human_preferences.language import encodings
-from lm_human_preferences.plan import session
 from lm_human_preferences.plan.phases import TrainPolicy, policy_phase
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.synthetic import known_reward
+from lm_human_preferences.trainers import session
 from lm_human_preferences.training.loop import Hook, training_loop
 from lm_human_preferences.utils.core import ceil_div
 from lm_human_preferences.utils.logging import progress

@@ -13,7 +13,7 @@ import statistics
 import torch
 
 from lm_human_preferences import label_types, lm_tasks
-from lm_human_preferences.evaluation import comparison, optimum
+from lm_human_preferences.evaluation import comparison, report
 from lm_human_preferences.hparams.reward_options import CommandHParams
 from lm_human_preferences.labels.held_out import subjects_of
 from lm_human_preferences.labels.label_files import load_labels
@@ -27,7 +27,6 @@ from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import set_seed
 
 VADER = f'{pathlib.Path(__file__).parent}/vader_reward.py:score'
-N = 16
 SET_SCALE = 4  # answers to each request that set the scale of the features
 PESSIMISM = 0.5  # as in a training
 
@@ -48,22 +47,14 @@ def sample(
 
 
 def fraction_of_gain(chooser: torch.Tensor, rewards: torch.Tensor) -> tuple[float, float]:
-    """Return the fraction of the possible gain, and the KL, of the best of N by `chooser`.
+    """Return the fraction of the possible gain, and the KL, of the best of 16 by `chooser`.
 
-    chooser, rewards: (queries, samples) scores of the head and of the person. The bias from few
-    samples is estimated from two halves.
+    chooser, rewards: (queries, samples) scores of the head and of the person.
     """
-
-    def fraction(samples: slice) -> tuple[float, float]:
-        scores, by = rewards[:, samples], chooser[:, samples]
-        uniform = torch.zeros_like(scores).log_softmax(-1)
-        reward, kl = optimum.best_of_n(uniform, by, N, scores)
-        point = comparison.against_frontier(kl, reward, uniform, scores)
-        return point['share'].mean().item(), kl.mean().item()
-
-    whole, kl = fraction(slice(None))
-    halves = [fraction(slice(first, None, 2))[0] for first in (0, 1)]
-    return 2 * whole - statistics.mean(halves), kl
+    uniform = torch.zeros_like(rewards).log_softmax(-1)
+    points = comparison.compare_samples(uniform, uniform, rewards, None, chooser)
+    point = points[f'{report.BEST_OF_N}16{report.BY_REWARD_MODEL}']
+    return point['share'].mean().item(), point['kl'].mean().item()
 
 
 def main() -> None:
@@ -76,6 +67,7 @@ def main() -> None:
     parser.add_argument('--samples', type=int, default=96, help='answers to each request')
     parser.add_argument('--precision', default='fp32')
     args = parser.parse_args()
+    comparison.FEW_SAMPLES = comparison.FEWEST_FOR_SHARE = 0  # few are tolerated here
     settings = run_settings.read_settings(CommandHParams(), args.run)
     task, label_type = settings.task, label_types.get(settings.labels.type)
     place = f'{args.run}/reward_model'

@@ -13,7 +13,7 @@ from lm_human_preferences.language import datasets
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.language.trained_models import GPT2
 from lm_human_preferences.machine import process
-from lm_human_preferences.plan import phases, session
+from lm_human_preferences.plan import phases
 from lm_human_preferences.plan.phases import (
     Plan,
     Settings,
@@ -24,6 +24,7 @@ from lm_human_preferences.plan.phases import (
 from lm_human_preferences.reward_sources.texts import joined
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.synthetic import known_reward
+from lm_human_preferences.trainers import session
 from lm_human_preferences.training.networks import Sizes
 from lm_human_preferences.utils.core import default_device
 

@@ -1,1 +1,1 @@
-"""Run of both trainings: its phases, memory and checks, its ranks, directory and record."""
+"""Plan of a command: phases with their networks, files and memory, and their checks."""

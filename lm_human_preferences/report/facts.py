@@ -159,11 +159,10 @@ def mind(run: Run) -> list[tuple[str, str]]:
 
 
 def task(run: Run) -> Table:
-    """Return a table of a run's task."""
+    """Return a table of a run's task; instructions are left out if all answers were imported."""
     settings = {} if run.settings is None else decided(run.settings)
     rows = [(name, short(number(settings.get(option)))) for name, option in TASK.items()]
     folder = run.trainer.folder
-    # Whoever gave imported answers read other instructions.
     if folder is not None and not all(each.is_imported for each in folder.counted(TRAIN)):
         rows.append(('Labellers were told', folder.task['instructions']))
     return Table((), [row for row in rows if row[1] != NOT_RECORDED])

@@ -1,1 +1,1 @@
-"""Trainers of policies, reward models and heads; loading of labels to train reward models on."""
+"""Sessions, which are runs that are open, and the trainers of policies, reward models and heads."""

@@ -10,7 +10,6 @@ from lm_human_preferences import label_types, lm_tasks
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels.held_out import Labels, Prediction, predict, subjects_of
-from lm_human_preferences.plan import session
 from lm_human_preferences.plan.phases import FitHead, TrainReward
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources.frozen_head import head as heads
@@ -21,7 +20,7 @@ from lm_human_preferences.reward_sources.frozen_head.reward import (
     probe_of,
 )
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.trainers import reward_trainer
+from lm_human_preferences.trainers import reward_trainer, session
 from lm_human_preferences.utils.core import ceil_div, exact_div
 from lm_human_preferences.utils.logging import Logger, announce, log_in_summary, progress
 

@@ -18,8 +18,8 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.language.causal_lm.architecture import CausalLM
-from lm_human_preferences.plan import session
 from lm_human_preferences.runs import run_settings
+from lm_human_preferences.trainers import session
 
 WORDS = [f'word{i}' for i in range(26)]
 PREFERENCE = {'prompt': 'word0 word1', 'chosen': 'word2 word3', 'rejected': 'word4'}

@@ -17,8 +17,8 @@ from online_runs import WORDS as ONLINE
 import sample
 from lm_human_preferences import storage, train_policy
 from lm_human_preferences.checkpointing import checkpoints
-from lm_human_preferences.plan import session
 from lm_human_preferences.runs import run_dir, run_record, uploads
+from lm_human_preferences.trainers import session
 
 STORE = 'az://private/runs'
 RUN, CONTAINER = f'{STORE}/run', 'private/runs'

@@ -20,8 +20,8 @@ from lm_human_preferences.language import model
 from lm_human_preferences.language.causal_lm.network import TransformersNetwork
 from lm_human_preferences.language.causal_lm.sizes import sizes_of
 from lm_human_preferences.machine import processors
-from lm_human_preferences.plan import session
 from lm_human_preferences.plan.phases import make_plan, policy_phase, reward_phase
+from lm_human_preferences.trainers import session
 from lm_human_preferences.training import networks, optimizer, precision
 
 # Three networks, one of which learns

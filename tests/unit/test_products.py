@@ -9,8 +9,8 @@ from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.language.gpt2.files import HParams as Sizes
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.machine import process, processors
-from lm_human_preferences.plan import session
 from lm_human_preferences.plan.phases import reward_phase
+from lm_human_preferences.trainers import session
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import default_device
 
