@@ -118,7 +118,7 @@ def open_file(path: str) -> BinaryIO:
 def _mapped(path: str) -> bytes | mmap.mmap:
     """Map a file into memory for as long as an array refers to it."""
     with open_file(path) as f:
-        if os.fstat(f.fileno()).st_size == 0:  # an empty file cannot be mapped
+        if os.fstat(f.fileno()).st_size == 0:  # mmap refuses an empty file
             return b''
         return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
 

@@ -59,7 +59,7 @@ def bindings(experiments: Mapping[str, Sequence[Trial]], name: str, command: str
 
 
 def run_name(name: str, trial: Trial) -> str:
-    """Return `name` plus the trial's descriptors if any, such as NAME/lx1-2, as in the original."""
+    """Return the run's name: `name`, and the descriptors of its trial if any, as NAME/lr1e-5."""
     descriptors = [str(extra['descriptor']) for _, _, extra in trial if 'descriptor' in extra]
     return f'{name}/{"-".join(descriptors)}' if descriptors else name
 

@@ -122,7 +122,7 @@ def load_mpi(family: Family) -> ModuleType:
 def _libraries(soname: str) -> list[str]:
     """Return paths to try for a library: beside the launcher, in this environment, anywhere."""
     prefixes = [Path(sys.prefix)]
-    with contextlib.suppress(OSError):  # another user owns the launcher
+    with contextlib.suppress(OSError):  # the launcher may belong to another user
         prefixes.insert(0, Path(os.readlink(f'/proc/{os.getppid()}/exe')).parents[1])
     folders = ('lib', 'lib64', f'lib/{sysconfig.get_config_var("MULTIARCH")}')
     paths = [prefix / folder / soname for prefix in prefixes for folder in folders]

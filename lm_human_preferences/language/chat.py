@@ -17,7 +17,7 @@ from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.language.tokenisers import TokeniserEncoder
 from lm_human_preferences.utils.rendering import TemplateError, render
 
-# Inside a context, a query may be split into more tokens than alone, by up to about this many.
+# A query inside a chat template may take about this many tokens more than it takes alone.
 SLACK = 4
 TOO_LONG, REFUSED = 'too_long', 'refused'
 

@@ -125,7 +125,7 @@ class Model(Network):
         return self.transformer.wte.weight, None
 
     def _block(self, i: int, block: Any, x: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Return outputs of block `i` at `rows.read` for its inputs `x (tokens, n_embd)`."""
+        """Run block `i` on `x (tokens, n_embd)`; return the outputs of tokens `rows.read` only."""
         attn, mlp = block.attn, block.mlp
         qkv = attn.c_attn(block.ln_1(x)).unflatten(1, (3, self.sizes.n_head, -1))
         attended = rows.attend(i, *qkv.unbind(1))

@@ -163,7 +163,7 @@ class TokeniserEncoding(Encoding):
 
 
 def _check_own(path: str, directory: str) -> None:
-    """Raise UserError if `path` links to a file outside `directory`, which may be private."""
+    """Raise UserError if `path` is a link out of `directory`: the target may be a private file."""
     blobs = os.path.join(directory, '../../blobs')  # links in the hub's cache lead here
     if storage.is_remote(path) or any(storage.is_within(path, each) for each in (directory, blobs)):
         return
@@ -284,7 +284,7 @@ def tokenizer_of(rules: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _tokens_of_texts(parts: tokenizers.Tokenizer, own: Any) -> list[list[int]]:
-    """Return the tokens of test texts; ValueError if they decode wrongly, alone or joined."""
+    """Return the tokens of test texts; ValueError if decoding them does not give the texts back."""
     parts.encode_special_tokens = True
     rules = f'{type(parts.model).__name__}, {parts.normalizer}, {parts.pre_tokenizer}'
     source = f'{type(own).__name__}: {rules}'

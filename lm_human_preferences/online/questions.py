@@ -47,7 +47,8 @@ class Queries:
 
     def seek(self, texts_read: int) -> None:
         """Continue after the query with this `texts_read`, see Query."""
-        if self._sampler.position[0] != texts_read:  # to seek is to read again from the beginning
+        # Seeking is slow, as it reads the data set again from its beginning.
+        if self._sampler.position[0] != texts_read:
             self._sampler.seek((texts_read, 0))
 
     def take(self, count: int) -> list[Query]:

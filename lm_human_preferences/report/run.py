@@ -78,7 +78,7 @@ class Run:
 
 
 def read_run(path: str) -> Run | None:
-    """Return the run at `path` (path or URL), or the run whose network is there, or None."""
+    """Return the run at `path`, or the run whose saved network is there; None without a run."""
     parent, _, last = path.rstrip('/').rpartition('/')
     directories = [path, parent or '.'] if run_files.is_network(last) else [path]
     for directory in directories:

@@ -106,7 +106,7 @@ class FunctionScorer(TextScorer):
             signature.bind([], [], **dict.fromkeys(named))
             for parameter, others in zip(self._parameters, (_OF_RESPONSES, _OF_QUERIES)):
                 if parameter.name in others:
-                    raise TypeError(f'{parameter.name} in the place of the other list')
+                    raise TypeError(f'its parameter {parameter.name} is in another place')
         except (TypeError, ValueError) as e:
             raise self._error(
                 f' must take two lists of texts, queries and responses, in this order: {e}'

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from lm_human_preferences.language.trained_models import TrainedModel
     from lm_human_preferences.policy import Policy
 
-KNOWN = 'mock'  # value of --rewards.trained_model: the known reward of reviews
-RANDOM = 'test'  # value of --rewards.trained_model: a random network, which the run saves
+KNOWN = 'mock'  # --rewards.trained_model mock: the exactly known reward of film reviews
+RANDOM = 'test'  # --rewards.trained_model test: a random network, which the run saves
 
 
 @dataclasses.dataclass(frozen=True)

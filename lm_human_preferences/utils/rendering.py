@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-SECONDS = 2.0  # limit of processor time for one dialogue
+SECONDS = 2.0  # of processor time: limit for rendering one dialogue
 MEGABYTES = 512  # limit of memory for rendering
 # The timer ends the process whatever the template does.
 # Python's option -P prevents imports from the current folder.

@@ -373,7 +373,7 @@ def test_files_that_were_not_written_here_are_damaged(saved):
     'tensors, more, told',
     [
         ({'weight': lambda weight: weight * math.nan}, {}, 'weight must hold finite'),
-        ({'known': lambda known: known[:, 1:]}, {}, 'known has the shape'),
+        ({'known': lambda known: known[:, 1:]}, {}, 'known has the wrong shape'),
         ({'scale': torch.zeros_like}, {}, 'scale, doubt or usual has a number that'),
         ({'doubt': torch.neg}, {}, 'scale, doubt or usual has a number that'),
         ({}, {'probe': [[0.5]]}, 'its about has no initial_model, task, probe that fit'),

@@ -217,7 +217,7 @@ def test_mistakes_of_a_call_are_one_line(write, body, told):
     [
         ('def scores(queries, responses): pass', 'the file has no function score'),
         ('def score(text): pass', 'must take two lists of texts, queries and responses, in'),
-        ('def score(responses, queries): pass', 'responses in the place of the other list'),
+        ('def score(responses, queries): pass', 'its parameter responses is in another place'),
         ('def score(:', 'the file cannot be run: SyntaxError: invalid syntax'),
     ],
 )

@@ -120,7 +120,7 @@ def test_what_is_no_model_is_refused(tmp_path, model_dir):
     storage.write_json(str(model_dir / 'hparams.json'), {**SIZES, 'n_vocab': 28})
     assert error_of(model_dir) == f"{model_dir}: its sizes have n_vocab 28, encoding 'test' has 27"
     storage.write_json(str(model_dir / 'hparams.json'), {**SIZES, 'n_head': 'two'})
-    told = f'{model_dir}/hparams.json does not hold the sizes of a model: '
+    told = f'{model_dir}/hparams.json does not give the sizes of a model, such as n_layer: '
     assert error_of(model_dir).startswith(told)
     storage.write_json(str(model_dir / 'hparams.json'), SIZES)
     (model_dir / 'checkpoint').unlink()

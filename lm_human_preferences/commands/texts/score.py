@@ -118,8 +118,8 @@ def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
     responses = {name: messages.text_field(record, name, where) for name in names}
     if not responses:
         raise UserError(
-            f'{where} has nothing to score: give it a field response, completion, sample or'
-            ' sample0, or chosen and rejected'
+            f'{where} has nothing to score: it needs a field "response", "completion", "sample" or'
+            ' "sample0", or the fields "chosen" and "rejected"'
         )
     return query, responses
 

@@ -54,7 +54,7 @@ def merged(directory: str, model: Any) -> Any:
     import peft  # takes seconds to import
 
     with explained(path, ': PEFT cannot merge it'):
-        warnings.simplefilter('ignore')  # the checks below turn PEFT's warnings into errors
+        warnings.simplefilter('ignore')  # the checks below raise errors for the same faults
         if 'vocab_size' in changes:
             model.resize_token_embeddings(changes['vocab_size'], mean_resizing=False)
         adapted = peft.PeftModel.from_pretrained(model, folder).eval()

@@ -64,7 +64,7 @@ def read(directory: str | None) -> Record | None:
 
 
 def base_of(directory: str, record: Record) -> str:
-    """Return the path or URL of the base model of `record`; UserError if the path is missing."""
+    """Return the path or URL of a record's base model; UserError if that path does not exist."""
     if storage.is_remote(record.base) or os.path.exists(record.base):
         return record.base
     raise UserError(

@@ -163,6 +163,6 @@ def _checked(sizes: Any, path: str) -> HParams:
         found.override_from_nested_dict(sizes, keep_unknown=True)
         found.validate()
     except (AttributeError, TypeError, ValueError) as e:
-        raise UserError(f'{path} does not hold the sizes of a model: {e}') from e
+        raise UserError(f'{path} does not give the sizes of a model, such as n_layer: {e}') from e
     note_unknown(path, tuple(found.unknown))
     return found

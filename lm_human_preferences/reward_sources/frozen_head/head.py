@@ -163,7 +163,7 @@ def _check(head: Head, about: Mapping[str, Any]) -> None:
     for name, tensor in vars(head).items():
         shape = tensor.shape[1:] if name == 'known' else tensor.shape
         if len(width) != 1 or shape != (() if name in ('bias', 'doubt', 'usual') else width):
-            raise ValueError(f'{name} has the shape {tuple(tensor.shape)}')
+            raise ValueError(f'{name} has the wrong shape {tuple(tensor.shape)}')
         if tensor.dtype != torch.float32 or not tensor.isfinite().all():
             raise ValueError(f'{name} must hold finite float32 numbers')
     if (head.scale <= 0).any() or head.doubt < 0 or head.usual < 0:
