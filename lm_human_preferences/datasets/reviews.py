@@ -34,7 +34,7 @@ RESPONSE = 3  # number of words in a response
 READERS = 10  # number of simulated readers of each labelled review
 
 
-# Values of words, positive for praise. Strong words are rarer, in praise and in blame.
+# A word's value is positive for praise. Strong words are rarer, in praise and in blame.
 PRAISE = dict(good=1, nice=1, fresh=1, funny=1.5, clever=1.5)
 PRAISE |= dict(moving=2, great=2, brilliant=3, wonderful=3)
 BLAME = dict(bad=-1, weak=-1, stale=-1, dull=-1.5, silly=-1.5)

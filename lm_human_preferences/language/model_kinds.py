@@ -6,22 +6,22 @@ from lm_human_preferences import storage
 from lm_human_preferences.runs.run_files import ADAPTER, FROZEN_HEAD, SIZES
 
 _SHARED = dict(n_vocab=50257, n_ctx=1024)
-# Sizes of the released models by name.
+# {name of a released model: its sizes}
 RELEASED = {
     '124M': dict(**_SHARED, n_embd=768, n_head=12, n_layer=12),
     '355M': dict(**_SHARED, n_embd=1024, n_head=16, n_layer=24),
     '774M': dict(**_SHARED, n_embd=1280, n_head=20, n_layer=36),
     '1558M': dict(**_SHARED, n_embd=1600, n_head=25, n_layer=48),
 }
-# {name on the hub, without OWNER: name in RELEASED}
+# {model name on the hub (after OWNER): name in RELEASED}
 OTHER_NAMES = {'gpt2': '124M', 'gpt2-medium': '355M', 'gpt2-large': '774M', 'gpt2-xl': '1558M'}
-# {OpenAI's first name, from a wrong count of parameters: name in RELEASED}
+# {OpenAI's first name for a model, from a wrong parameter count: name in RELEASED}
 FIRST_NAMES = {'117M': '124M', '345M': '355M'}
 OWNER = 'openai-community/'
-# {token at which experiments end a response: its text}
+# {id of a token at which experiments end responses: its text}
 TEXTS_OF_TOKENS = {13: '.', 198: '\n'}
-CONFIG_FILE = 'config.json'  # in directories of models that transformers has saved
-KIND = 'ForSequenceClassification'  # ending of the class names of such models
+CONFIG_FILE = 'config.json'  # file in the directories of models that transformers saved
+KIND = 'ForSequenceClassification'  # ending of classifiers' class names
 PEFT_CONFIG = 'adapter_config.json'  # in directories of adapters that PEFT has saved
 
 
@@ -59,7 +59,7 @@ def is_classifier(directory: str) -> bool:
     if storage.is_remote(directory) and not storage.is_hub(directory):
         return False
     if is_model(directory):
-        return False  # it is a model of this program or the original
+        return False  # this program or the original saved the model
     path = storage.join(directory, CONFIG_FILE)
     return storage.exists(path) and is_of_classifier(storage.read_json(path))
 

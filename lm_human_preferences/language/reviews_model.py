@@ -103,10 +103,10 @@ def computed_once(
     if os.path.exists(path):
         return path
     storage.make_cache_folder(os.path.dirname(path))
-    with filelock.FileLock(f'{path}.lock'):  # the kernel releases it when its holder dies
+    with filelock.FileLock(f'{path}.lock'):  # the kernel releases the lock of a dead process
         if not os.path.exists(path):
             part = f'{path}.part'
-            shutil.rmtree(part, ignore_errors=True)  # left behind by a killed process
+            shutil.rmtree(part, ignore_errors=True)  # a killed process may have left it
             os.mkdir(part)
             create(part)
             os.rename(part, path)

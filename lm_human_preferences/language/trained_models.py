@@ -343,6 +343,6 @@ def _directory_of(name: str) -> str | None:
     if not storage.is_remote(name) and not storage.exists(name):
         raise UserError(
             f'unknown model {name!r}: give one of {", ".join(model_kinds.RELEASED)}, the directory'
-            ' of a model, or ORG/NAME of the hub'
+            ' of a model, or ORG/NAME on the hub'
         )
     return name

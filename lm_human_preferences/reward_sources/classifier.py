@@ -155,7 +155,7 @@ def read_config(directory: str) -> Any:
     path = storage.join(directory, CONFIG_FILE)
     content: Any = storage.read_json(path)
     if not is_of_classifier(content):
-        raise UserError(f'{path} is not of a sequence classifier')
+        raise UserError(f'{path} does not describe a sequence classifier')
     if content.get('auto_map'):
         raise UserError(f'{path}: the model has code of its own (auto_map), which is not run')
     if not matches_schema(content.get('num_labels', 1), range(1, MOST_LABELS + 1)):

@@ -60,7 +60,7 @@ def _in_cache(hub: HubPath, name: str) -> Any:
     return try_to_load_from_cache(hub.repository, name, revision=hub.revision, repo_type=hub.kind)
 
 
-@functools.cache  # so that a branch means the same commit as long as this process runs
+@functools.cache  # a branch then means the same commit as long as this process runs
 def fetched(path: str, *, with_weights: bool = False, only_cached: bool = False) -> str:
     """Return the local path of a file on the hub, or of a model's directory, after a download."""
     from huggingface_hub import errors, hf_hub_download, snapshot_download

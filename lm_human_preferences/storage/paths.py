@@ -160,7 +160,7 @@ def model_path(name: str) -> str | None:
     if is_hub(name):
         hub = HubPath(name)
         if hub.kind != 'model' or hub.name:
-            raise hub.error('this is not a model: give hf://ORG/NAME')
+            raise hub.error('this path is not a model: give hf://ORG/NAME')
         return name
     return HUB + name if is_model_name(name) and not os.path.lexists(name) else None
 

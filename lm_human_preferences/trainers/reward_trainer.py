@@ -277,7 +277,7 @@ def read_labels(phase: TrainReward, policy: Policy, comm: Comm) -> TrainingLabel
     if labels.are_sampled:
         loaded = label_files.made_up(simulated.simulated_labels(settings, policy, comm))
     else:
-        lines = before.get('answers')  # of a folder, as many as there were
+        lines = before.get('answers')  # a resumed run reads no answers that were added later
         encoding = policy.trained_model.encoding
         loaded = label_files.load_labels(settings, encoding, comm, lines)
     learned, held_out, notes = split(loaded.tensors, settings, policy.encoder)
@@ -287,13 +287,13 @@ def read_labels(phase: TrainReward, policy: Policy, comm: Comm) -> TrainingLabel
         **label_counts(learned, held_out),
         'digest': loaded.digest,
     }
-    # Sampling the labels again may change their last digits, and so their digest.
+    # Labels that are sampled again may differ in their last digits, and so in their digest.
     is_sampled = labels.are_sampled and before.get('source') == labels.source
     if before and not is_sampled and about['digest'] != before.get('digest'):
         raise OptionError(
             labels.option_name('source'),
-            f'{labels.source}: these are not the labels that the run was begun with,'
-            f' {before.get("found")} of {before.get("source")}: restore them, or begin again with'
+            f'{labels.source}: these are not the labels with which the run began'
+            f' ({before.get("found")} of {before.get("source")}): restore them, or begin again with'
             ' --overwrite',
         )
     return TrainingLabels(learned, held_out, [*loaded.notes, *notes], about)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
     from lm_human_preferences.hparams.reward_options import RunHParams
 
-FRAGMENTATION = 1.8  # factor for micro-batches, which fragment a CPU's heap; measured: 1.1 to 1.9
+FRAGMENTATION = 1.8  # memory factor for a heap fragmented by micro-batches; measured: 1.1 to 1.9
 FLOAT, HALF = 4, 2  # bytes per number
 
 
@@ -104,7 +104,7 @@ class Networks:
 
 
 REWARD_NETWORKS = Networks(learning=('reward_model',), frozen=('ref_policy',))
-POLICY_NETWORKS = Networks(learning=('policy',), frozen=('ref_policy',))  # a reward adds its scopes
+POLICY_NETWORKS = Networks(learning=('policy',), frozen=('ref_policy',))  # rewards add scopes
 
 
 @dataclass

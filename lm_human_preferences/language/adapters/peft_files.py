@@ -25,8 +25,8 @@ from lm_human_preferences.language.weights import (
 )
 
 WEIGHTS = 'adapter_model.safetensors'
-PREFIX = 'base_model.model.'  # prefix of tensors' names
-ROWS = 'token_adapter.trainable_tokens_delta'  # in names of tensors with embedding rows
+PREFIX = 'base_model.model.'  # prefix of tensor names in PEFT's files
+ROWS = 'token_adapter.trainable_tokens_delta'  # in the names of tensors with embedding rows
 _TABLE = re.compile(
     rf'((?P<output>{OUTPUT_LAYER.pattern})|{EMBEDDING_LAYER.pattern})'
     r'\.((base_layer\.)?(?P<whole>weight)$)?'

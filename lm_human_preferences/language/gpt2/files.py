@@ -14,7 +14,7 @@ from lm_human_preferences.training.networks import Sizes
 from lm_human_preferences.training.optimizer import BETAS
 from lm_human_preferences.utils.hyperparams import note_unknown, option
 
-_MOMENTS = {'/mean': '/adam', '/square': '/adam_1'}  # the slots of tf.train.AdamOptimizer
+_MOMENTS = {'/mean': '/adam', '/square': '/adam_1'}  # {our suffix: tf.train.AdamOptimizer's}
 _REWARD_NORM = {'reward_gain': 'reward_norm/gain', 'reward_bias': 'reward_norm/bias'}
 _COUNTS = {
     'ppo/step': 'global_step',
@@ -22,14 +22,14 @@ _COUNTS = {
     'ppo/last_time': 'last_time',
     'train_reward/step': 'train_step',
 }
-# The scope of each optimizer's own variables
+# {our counter of an optimizer's steps: the scope of its variables in the original}
 _OPTIMIZERS = {
     'ppo/optimizer_steps': 'ppo_opt',
     'train_reward/optimizer_steps': 'train_reward/minibatch/opt',
 }
-# The original's projections are convolutions of width 1: their weights begin with a dimension of 1.
+# The original's projections are convolutions of width 1, whose weights have a first dimension 1.
 _PROJECTION = re.compile(r'\.(c_attn|c_proj|c_fc)\.weight(/mean|/square)?$')
-# {size: (its name in transformers' config.json, default)}
+# {size: (its key in transformers' config.json, its default)}
 HUGGING_FACE_SIZES = dict(
     n_vocab=('vocab_size', 50257),
     n_ctx=('n_positions', 1024),
