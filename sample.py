@@ -13,11 +13,12 @@ A --model gets the task of the experiment `chat`, unless options --task.NAME cha
 
 from typing import Any
 
-from lm_human_preferences import errors, storage
+from lm_human_preferences import errors
 
 errors.require('click')
 
 import launch as experiments
+from lm_human_preferences import storage
 from lm_human_preferences.cli import launch, user_settings
 from lm_human_preferences.cli.program import Command, Program
 from lm_human_preferences.errors import about_option
