@@ -69,6 +69,16 @@ def test_a_wrong_option_is_told_once(launcher, tmp_path):
     assert launch.errors().count("error: No such option '--ppo.batch'. ") == 1
 
 
+def test_a_port_that_is_taken_is_told_in_one_line(tmp_path):
+    with socket.create_server(('127.0.0.1', 0)) as server:
+        port = server.getsockname()[1]
+        [variables, _] = torch_variables(2, 'localhost', port)
+        launch = start_job(tmp_path, 'work', **variables)
+        assert launch.end_within(60) == 2
+    told = f'error: rank 0 cannot listen at localhost, TCP port {port} .*: set MASTER_PORT to .*'
+    assert re.fullmatch(told, launch.errors())
+
+
 def test_only_one_of_two_unwatched_ranks_speaks_and_tells_the_error_of_all(start_unwatched):
     """The others do not lose the store, which rank 0 keeps, before they know that it is told."""
     first, second = start_unwatched('talk')
