@@ -59,7 +59,7 @@ def truncate_tokens(hparams: TaskHParams, encoder: Encoder | None) -> frozenset[
     ends = encoder.own_ends()
     chat = chat_template(hparams, encoder)
     if chat is not None:
-        ends |= chat.ends()
+        ends |= chat.ends
     if not ends:
         raise UserError(
             '--task.stop: neither generation_config.json nor config.json nor a chat template of'
@@ -77,7 +77,7 @@ def end_of_text(hparams: TaskHParams, encoder: Encoder) -> int | None:
     if not hparams.stops:
         return None
     chat = chat_template(hparams, encoder)
-    ends = (chat.ends() if chat is not None else None) or encoder.own_ends()
+    ends = (chat.ends if chat is not None else None) or encoder.own_ends()
     return min(ends & (truncate_tokens(hparams, encoder) or frozenset()), default=None)
 
 

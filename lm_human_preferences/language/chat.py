@@ -104,6 +104,7 @@ class ChatTemplate(Contexts):
             self.render(dialogue, add_generation_prompt=not goes_on, continue_final_message=goes_on)
         )
 
+    @functools.cached_property
     def ends(self) -> frozenset[int]:
         """Return the first added token that the template writes after an answer, as a set."""
         answer = 'lm-human-preferences'  # to find the answer in the rendered text

@@ -27,16 +27,15 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError, no_panics
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.encodings import Encoder, Encoding
-from lm_human_preferences.language.model_kinds import released_name
+from lm_human_preferences.language.model_kinds import CONFIG_FILE, released_name
 from lm_human_preferences.runs import run_files
 
-CONFIG = 'config.json'
 TOKENISER, SETTINGS = run_files.TOKENISER, run_files.TOKENISER_SETTINGS
 GENERATION = run_files.GENERATION_CONFIG
 PREFIX = 'tokenizer-'  # an encoding is named by this prefix and 12 digits of its digest
 # Settings that switch off cutting, padding, and special tokens around a text.
 _PLAIN = {'truncation': None, 'padding': None, 'post_processor': None}
-_END_FILES = (CONFIG, GENERATION)  # files that may name the tokens that end a text
+_END_FILES = (CONFIG_FILE, GENERATION)  # files that may name the tokens that end a text
 # A tokeniser is refused if decode(encode(text)) changes one of _TEXTS. It may change one of
 # _OTHER_TEXTS if its vocabulary lacks a character of the text.
 _TEXTS = ('The fox, 12 times. It is.', ' a', 'a', 'a ', '  a  b', 'a\n\nb\n', '\n\na', "don't !")
@@ -148,11 +147,11 @@ class TokeniserEncoding(Encoding):
     def copy_files(self, directory: str) -> None:
         """Copy the tokeniser's files into the directory of a saved model."""
         for name, source in self.encoder.files.items():
-            if name != CONFIG:
+            if name != CONFIG_FILE:
                 _check_own(source, os.path.abspath(source).removesuffix(f'/{name}'))
                 with open(storage.cached_path(source), 'rb') as file:
                     storage.write_bytes(os.path.join(directory, name), file.read())
-        if not os.path.exists(os.path.join(directory, CONFIG)):
+        if not os.path.exists(os.path.join(directory, CONFIG_FILE)):
             # Without a model's config.json, tokenizer_config.json must name the tokeniser's class.
             path = os.path.join(directory, SETTINGS)
             named = {'tokenizer_class': type(self.encoder.own).__name__}
@@ -190,7 +189,7 @@ def encoding_in(directory: str) -> Encoding:
     """Return the encoding of a model that transformers saved; `main` for GPT-2 without files."""
     if storage.exists(storage.join(directory, TOKENISER)):
         return read(directory)
-    if read_object(storage.join(directory, CONFIG)).get('model_type', 'gpt2') == 'gpt2':
+    if read_object(storage.join(directory, CONFIG_FILE)).get('model_type', 'gpt2') == 'gpt2':
         return encodings.Main
     raise UserError(
         f'{directory} has no {TOKENISER}: make one with'
@@ -200,7 +199,7 @@ def encoding_in(directory: str) -> Encoding:
 
 def read(directory: str) -> TokeniserEncoding:
     """Return the encoding of the tokeniser in `directory`; UserError if it would change texts."""
-    files = _files_in(directory, [*run_files.TOKENISER_FILES, CONFIG])
+    files = _files_in(directory, [*run_files.TOKENISER_FILES, CONFIG_FILE])
     return _of_files({TOKENISER: storage.join(directory, TOKENISER), **files})
 
 
@@ -252,17 +251,17 @@ def _own(files: Mapping[str, str]) -> Any:
     from transformers import AutoTokenizer, TokenizersBackend  # takes seconds to import
 
     # AutoTokenizer needs a config of the model or the tokeniser that names the class.
-    is_said = CONFIG in files or SETTINGS in files
+    is_said = CONFIG_FILE in files or SETTINGS in files
     kind: Any = AutoTokenizer if is_said else TokenizersBackend
     with tempfile.TemporaryDirectory() as folder:
         for name, path in files.items():
-            if name != CONFIG:
+            if name != CONFIG_FILE:
                 os.symlink(os.path.abspath(path), os.path.join(folder, name))
-        if CONFIG in files:  # copy only the settings needed, as others may be damaged
-            content = read_object(files[CONFIG])
+        if CONFIG_FILE in files:  # copy only the settings needed, as others may be damaged
+            content = read_object(files[CONFIG_FILE])
             kinds = ('model_type', 'tokenizer_class')
             content = {name: content[name] for name in kinds if name in content}
-            storage.write_json(os.path.join(folder, CONFIG), content)
+            storage.write_json(os.path.join(folder, CONFIG_FILE), content)
         own = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if not isinstance(own, TokenizersBackend):
         raise TypeError(f'it is read by {type(own).__name__}, which is not a fast tokeniser')

@@ -1,5 +1,7 @@
 """Networks of a training: which of them learn, and how much memory they take."""
 
+# Annotations are evaluated here: utils.hyperparams needs the types of the fields of Sizes.
+
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -17,6 +17,7 @@ from lm_human_preferences.language.causal_lm.library import (
 )
 from lm_human_preferences.language.causal_lm.network import OwnNames, TransformersNetwork
 from lm_human_preferences.language.causal_lm.sizes import TransformersSizes, sizes_of
+from lm_human_preferences.language.model_kinds import CONFIG_FILE
 from lm_human_preferences.language.weights import CAUSAL_LM
 from lm_human_preferences.training import precision
 
@@ -35,7 +36,7 @@ class CausalLM:
     variable_names: VariableNames = OwnNames()
 
     def __init__(self, directory: str, n_vocab: int, changes: Mapping[str, Any]) -> None:
-        self.path = storage.join(directory, 'config.json')
+        self.path = storage.join(directory, CONFIG_FILE)
         self._n_vocab = n_vocab
         self._content: Any = storage.read_json(self.path)
         _check_kind(self._content, self.path)
@@ -85,7 +86,7 @@ class CausalLM:
 
     def write_files(self, directory: str) -> None:
         self.sizes().write(directory)
-        storage.write_json(storage.join(directory, 'config.json'), self._content)
+        storage.write_json(storage.join(directory, CONFIG_FILE), self._content)
 
 
 def _check_kind(content: Any, path: str) -> None:
