@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 import torch
-from on_ranks import measure
+from on_ranks import end, measure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'tests/helpers'))
 
@@ -92,7 +92,7 @@ def measure_here(name):
         seconds.append(time.perf_counter() - started)
     if ranks.rank == 0:
         print(json.dumps(seconds[1:]))
-    ranks.close()
+    end(ranks)
 
 
 def main():

@@ -1,13 +1,14 @@
 """Measurements of a benchmark in processes of their own, on several ranks or on one."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from lm_human_preferences.distributed import launch_methods
+from lm_human_preferences.distributed import launch_methods, meeting
 
 
 def measure(size, *command):
@@ -25,3 +26,11 @@ def measure(size, *command):
         check=True,
     )
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def end(world):
+    """End this rank as the program does: at Python's normal exit, threads of Gloo may abort it."""
+    world.close()
+    meeting.leave_mpi()
+    sys.stdout.flush()
+    os._exit(0)

@@ -18,7 +18,7 @@ import time
 import ppo_update
 import torch
 import workload
-from on_ranks import measure
+from on_ranks import end, measure
 
 from lm_human_preferences.distributed import comm
 from lm_human_preferences.training import precision
@@ -44,6 +44,8 @@ def measure_here(size, batch, response_length, updates):
         times.append((time.perf_counter() - started, time.process_time() - before))
     if world.rank == 0:
         print(json.dumps([statistics.median(column) for column in zip(*times[1:])]))
+    if world.size > 1:
+        end(world)
 
 
 def variations(args):
@@ -83,18 +85,8 @@ def main():
     print(f'{"":16} {"seconds":>8} {"processor":>10} {"work":>6} {"time":>6} {"time / work":>12}')
     base = None
     for what, (size, batch, length, ranks) in variations(args).items():
-        seconds, processor = measure(
-            ranks,
-            __file__,
-            '--size',
-            size,
-            '--batch',
-            batch,
-            '--repeats',
-            args.repeats,
-            '--measure',
-            length,
-        )
+        words = ['--size', size, '--batch', batch, '--repeats', args.repeats, '--measure', length]
+        seconds, processor = measure(ranks, __file__, *words)
         flops = ppo_update.flops(size, workload.queries(batch), 4, length)
         base = base or (processor, flops)
         time_ratio, work = processor / base[0], flops / base[1]
