@@ -204,7 +204,7 @@ def tell_phases(words):
     phases.timed('imports', importlib.import_module)(f'lm_human_preferences.{words[0]}')
     import launch
     from lm_human_preferences import lm_tasks, rewards, train_policy, train_reward
-    from lm_human_preferences.labels import label_files
+    from lm_human_preferences.labels import training_data
     from lm_human_preferences.language import encodings, trained_models
 
     ppo, reward = train_policy.PPOTrainer, train_reward.RewardModelTrainer
@@ -212,7 +212,7 @@ def tell_phases(words):
         (encodings.Encoding, 'get_encoder', 'encoder'),
         (trained_models.TrainedModel, 'build', 'networks'),
         (rewards.TrainedRewardModel, '__init__', 'networks'),
-        (label_files, 'load_labels', 'labels'),
+        (training_data, 'load_labels', 'labels'),
         (lm_tasks.QuerySampler, '__call__', 'queries'),
         (reward, 'sampled_mean_std', 'normalising'),
         (ppo, 'generate', 'step'),

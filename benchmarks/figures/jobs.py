@@ -23,7 +23,7 @@ from lm_human_preferences.cli import user_settings
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.evaluation import measure, optimum
 from lm_human_preferences.hparams import reward_options
-from lm_human_preferences.labels import simulated
+from lm_human_preferences.labels import training_data
 from lm_human_preferences.language import encodings
 from lm_human_preferences.plan.phases import TrainPolicy, policy_phase
 from lm_human_preferences.policy import Policy
@@ -265,7 +265,7 @@ def result_path(
         VERSION,
         os.path.basename(initial_model),
         inspect.getsource(known_reward),
-        inspect.getsource(simulated),
+        inspect.getsource(training_data),
         hparams.to_nested_dict(),
     ]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]

@@ -16,7 +16,7 @@ from lm_human_preferences import label_types, lm_tasks
 from lm_human_preferences.evaluation import comparison, report
 from lm_human_preferences.hparams.reward_options import CommandHParams
 from lm_human_preferences.labels.held_out import subjects_of
-from lm_human_preferences.labels.label_files import load_labels
+from lm_human_preferences.labels.training_data import load_labels
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.reward_sources.frozen_head import head as heads

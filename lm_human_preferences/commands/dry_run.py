@@ -8,7 +8,7 @@ from collections.abc import Collection
 from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.datasets import jsonl, registry
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.labels import held_out, label_files, simulated
+from lm_human_preferences.labels import held_out, training_data
 from lm_human_preferences.language import datasets
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.language.trained_models import GPT2
@@ -116,15 +116,16 @@ def _labels(
     if settings.labels.are_sampled:
         if encoding is not None:
             known_reward.check_encoding(encoding)
-        simulated.check_num_train(settings)
+        training_data.check_num_train(settings)
         return []
     if not _is_here(settings.labels.source):
         unchecked.append(settings.labels.setting('source'))
         return []
     if encoding is None or encoder is None:
         return []
-    labels = label_files.load_labels(settings, encoding).tensors
-    held_out.split(labels, settings, encoder)
+    labels = training_data.load_labels(settings, encoding).tensors
+    if settings.labels.held_out:
+        held_out.split(labels, settings, encoder)
     fields = []
     for field, values in labels.items():
         is_text = values[0].ndim > 0

@@ -94,16 +94,12 @@ def parted(
     return held_out, {field: values[~mask] for field, values in labels.items()}
 
 
-def split(
-    labels: Labels, settings: HParams, encoder: Encoder
-) -> tuple[Labels, Labels | None, list[str]]:
-    """Return (labels to learn from, held-out labels or None, notes), split as `settings` say.
+def split(labels: Labels, settings: HParams, encoder: Encoder) -> tuple[Labels, Labels, list[str]]:
+    """Split labels by --labels.held_out into (labels to learn from, held-out labels, notes).
 
     UserError if no labels are left to learn from.
     """
     share = settings.labels.held_out
-    if share == 0:
-        return labels, None, []
     held_out, train = parted(labels, label_types.get(settings.labels.type), share, encoder)
     count, left = len(held_out['query']), len(train['query'])
     if left == 0:

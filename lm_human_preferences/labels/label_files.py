@@ -1,10 +1,9 @@
-"""Labels to train on, from label files and folders of labels, all checked before training."""
+"""Readers of label files and folders of labels; all labels are checked before training."""
 
 import collections
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -14,7 +13,6 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import TIE, TIED, LabelType
-from lm_human_preferences.labels import simulated
 from lm_human_preferences.labels.answers import Answer
 from lm_human_preferences.labels.folder import LabelFolder, is_folder, parse_names
 from lm_human_preferences.labels.task_file import LENGTHS, check_same_task
@@ -22,49 +20,17 @@ from lm_human_preferences.labels.texts import records, token_ids, tokenise
 from lm_human_preferences.language.encodings import Encoding
 
 
-class LoadedLabels(NamedTuple):
-    """Labels to train a reward model on, in the same order as in their source.
+def read(
+    settings: HParams, encoding: Encoding, comm: Comm, lines: Mapping[str, int] | None
+) -> tuple[dict[str, torch.Tensor], list[str], dict[str, Any]]:
+    """Read, and check, a file or folder of labels; return the fields of training_data.LoadedLabels.
 
-    tensors: {field: (labels, *schema.shape)}. notes: lines for the user. about: facts for run.json.
+    lines: see training_data.load_labels.
     """
-
-    tensors: dict[str, torch.Tensor]
-    notes: list[str]
-    about: dict[str, Any]
-
-    @property
-    def digest(self) -> str:
-        """Return the SHA-256 of all tensors, in hexadecimal."""
-        found = hashlib.sha256()
-        for field in sorted(self.tensors):
-            values = self.tensors[field].cpu().contiguous()
-            found.update(f'{field} {values.dtype} {tuple(values.shape)}'.encode())
-            found.update(values.numpy().tobytes())
-        return found.hexdigest()
-
-
-def made_up(tensors: dict[str, torch.Tensor]) -> LoadedLabels:
-    """Return simulated labels, `tensors {field: (labels, ...)}`, as LoadedLabels."""
-    count = len(tensors['query'])
-    return LoadedLabels(tensors, [], {'found': count, 'simulated': count})
-
-
-def load_labels(
-    settings: HParams,
-    encoding: Encoding,
-    comm: Comm | None = None,
-    lines: Mapping[str, int] | None = None,
-) -> LoadedLabels:
-    """Load, and check, the labels of --labels.source (the original's download_labels).
-
-    lines: for a folder, {labeller: number of lines to read}; None: all lines that rank 0 sees.
-    """
-    if settings.labels.source == 'test':
-        return made_up(simulated.generate_labels(settings, encoding))
     source, num_train = settings.labels.setting('source'), settings.labels.num_train
     about: dict[str, Any] = {}
     if is_folder(settings.labels.source):
-        folder = _open_folder(settings, encoding, comm or Comm(), lines)
+        folder = _open_folder(settings, encoding, comm, lines)
         answers = folder.counted(without=parse_names(settings.labels.without))
         objects, notes = list(folder.as_labels(answers)), []
         about = {**about_answers(answers[:num_train]), 'answers': folder.lines_read()}
@@ -79,7 +45,7 @@ def load_labels(
     lengths = settings.task.lengths()
     tensors = _as_tensors(source, objects[:num_train], label_type, lengths, encoding)
     notes = [f'Num labels found in source: {len(objects)}', *notes]
-    return LoadedLabels(tensors, notes, {'found': len(objects), **about})
+    return tensors, notes, {'found': len(objects), **about}
 
 
 def about_answers(answers: Iterable[Answer]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lm_human_preferences import errors, storage
 from lm_human_preferences.errors import UserError, about_option, option_renamed
 from lm_human_preferences.hparams.reward_options import COLLECTED
-from lm_human_preferences.labels import json_lines, label_files, simulated
+from lm_human_preferences.labels import json_lines, label_files, simulated, training_data
 from lm_human_preferences.labels.answers import Answer
 from lm_human_preferences.labels.folder import TRAIN, LabelFolder, QuestionWriter
 from lm_human_preferences.labels.held_out import Labels, Prediction, split
@@ -157,7 +157,7 @@ class RunLabels:
         if not online.asks_people:
             self.labeller = Labeller(self.folder, online.source)
             stack.enter_context(self.labeller)
-        self.score = simulated.score_small_tokens
+        self.score = training_data.score_small_tokens
         if online.source == 'mock':
             self.score = KnownReward(encoding).score
         serve(self.folder.path, phase, stack)
@@ -194,7 +194,7 @@ class RunLabels:
         folder = LabelFolder(self.folder.path, lines)
         answers = collected(folder)
         about = {**label_files.about_answers(answers), 'answers': lines}
-        labels = label_files.LoadedLabels(label_files.tensors_of(folder, answers), [], about)
+        labels = training_data.LoadedLabels(label_files.tensors_of(folder, answers), [], about)
         used = {
             'model': self.schedule.models_at(step),
             'step': step,

@@ -13,7 +13,7 @@ from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.hparams.reward_options import LabelHParams as LabelHParams
-from lm_human_preferences.labels import label_files, simulated
+from lm_human_preferences.labels import training_data
 from lm_human_preferences.labels.held_out import Labels, Prediction, predict, split
 from lm_human_preferences.lm_tasks import QuerySampler
 from lm_human_preferences.plan.phases import TrainReward
@@ -275,12 +275,14 @@ def read_labels(phase: TrainReward, policy: Policy, comm: Comm) -> TrainingLabel
         command = phase.command.command
         before = comm.on_rank_0(lambda: run_record.training(directory, command)['labels'])
     if labels.are_sampled:
-        loaded = label_files.made_up(simulated.simulated_labels(settings, policy, comm))
+        loaded = training_data.made_up(training_data.simulated_labels(settings, policy, comm))
     else:
         lines = before.get('answers')  # a resumed run reads no answers that were added later
         encoding = policy.trained_model.encoding
-        loaded = label_files.load_labels(settings, encoding, comm, lines)
-    learned, held_out, notes = split(loaded.tensors, settings, policy.encoder)
+        loaded = training_data.load_labels(settings, encoding, comm, lines)
+    learned, held_out, notes = loaded.tensors, None, []
+    if labels.held_out:
+        learned, held_out, notes = split(learned, settings, policy.encoder)
     about = {
         'source': labels.source,
         **loaded.about,

@@ -16,7 +16,7 @@ from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.hparams.reward_options import LabelHParams
-from lm_human_preferences.labels import label_files
+from lm_human_preferences.labels import training_data
 from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder
 from lm_human_preferences.labels.report.agreement import wilson_interval
 from lm_human_preferences.labels.report.label_report import report
@@ -309,9 +309,9 @@ def test_training_takes_from_a_folder_what_is_exported_from_it(answered, tmp_pat
     file = tmp_path / 'labels.json'
     succeed(f'labels {answered} --export {file} --without bob,carl')
     settings = {'labels.type': 'best_of_4', 'batch_size': 1, 'task.response_length': 4}
-    from_file, *_ = label_files.load_labels(label_hparams(file, **settings), encodings.Test)
+    from_file, *_ = training_data.load_labels(label_hparams(file, **settings), encodings.Test)
     hparams = label_hparams(answered, **settings, **{'labels.without': 'bob,carl'})
-    from_folder, *_ = label_files.load_labels(hparams, encodings.Test)
+    from_folder, *_ = training_data.load_labels(hparams, encodings.Test)
     for field, values in from_file.items():
         assert values.tolist() == from_folder[field].tolist()
     assert from_file['best'].tolist() == [1, 2, 0]

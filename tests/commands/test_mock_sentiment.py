@@ -20,7 +20,7 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.datasets import reviews
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.hparams import reward_options
-from lm_human_preferences.labels import simulated
+from lm_human_preferences.labels import training_data
 from lm_human_preferences.language import encodings, reviews_model
 from lm_human_preferences.language.datasets import get_dataset
 from lm_human_preferences.policy import Policy
@@ -142,7 +142,7 @@ def labels_of(kind, seed=0):
     hparams.labels.type, hparams.labels.num_train = kind, 64
     torch.manual_seed(seed)
     policy = Policy(lm_tasks.initial_model('reviews'))
-    return simulated.simulated_labels(hparams, policy, Comm())
+    return training_data.simulated_labels(hparams, policy, Comm())
 
 
 def test_best_is_the_best(reward):

@@ -33,7 +33,8 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.online_options import OnlineHParams
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
-from lm_human_preferences.labels.simulated import score_small_tokens, simulate, simulated_answer
+from lm_human_preferences.labels.simulated import simulate, simulated_answer
+from lm_human_preferences.labels.training_data import score_small_tokens
 from lm_human_preferences.online import collection
 
 PEOPLE = {

@@ -18,7 +18,8 @@ from lm_human_preferences.evaluation import evaluate
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
-from lm_human_preferences.labels.simulated import score_small_tokens, simulate
+from lm_human_preferences.labels.simulated import simulate
+from lm_human_preferences.labels.training_data import score_small_tokens
 from lm_human_preferences.runs import run_record, run_settings
 from lm_human_preferences.trainers.reward_trainer import RewardModelTrainer
 from lm_human_preferences.training.optimizer import Adam

@@ -19,7 +19,7 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.cli import launch as jobs
 from lm_human_preferences.datasets import books
 from lm_human_preferences.hparams import policy_options
-from lm_human_preferences.labels import label_files
+from lm_human_preferences.labels import training_data
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.datasets import get_dataset
 from lm_human_preferences.language.trained_models import TrainedModel
@@ -44,7 +44,7 @@ def write_labels(folder):
 
 def read_labels(folder):
     hparams = label_hparams(folder / 'labels.json')
-    labels, *_ = label_files.load_labels(hparams, encodings.Test)
+    labels, *_ = training_data.load_labels(hparams, encodings.Test)
     queries = labels['query']
     assert queries.shape[1:] == (3,) and 0 <= queries.min() <= queries.max() <= 27
     return {name: values.tolist() for name, values in labels.items()}

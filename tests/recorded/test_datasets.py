@@ -15,7 +15,7 @@ from sample_files import label_hparams
 from lm_human_preferences import lm_tasks
 from lm_human_preferences.datasets import books, cnndm, jsonl, registry
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.labels import label_files
+from lm_human_preferences.labels import training_data
 from lm_human_preferences.language import datasets, encodings
 
 SETTINGS = json_if_there('datasets', 'settings.json')
@@ -297,7 +297,7 @@ PUBLISHED = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/lab
 def test_published_labels_that_cannot_be_had_name_their_mirror(server, path, mirror):
     server.stop()
     with pytest.raises(UserError) as caught:
-        label_files.load_labels(label_hparams(path), encodings.Main)
+        training_data.load_labels(label_hparams(path), encodings.Main)
     told = '; or give its mirror hf://datasets/vwxyzjn/lm-human-preferences/'
     assert ('hf://' in str(caught.value)) == (mirror is not None)
     assert mirror is None or told + mirror in str(caught.value)

@@ -21,7 +21,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.hparams.task_options import TaskHParams
-from lm_human_preferences.labels import simulated
+from lm_human_preferences.labels import training_data
 from lm_human_preferences.labels.held_out import predict
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.trained_models import TrainedModel
@@ -133,7 +133,7 @@ def test_members_learn_the_same_labels(monkeypatch):
         return {'query': tokens, 'sample0': tokens, 'sample1': tokens, 'best': tokens[:, 0] % 2}
 
     monkeypatch.setattr(train_reward.RewardModelTrainer, 'prepare', noted)
-    monkeypatch.setattr(simulated, 'simulated_labels', draw)
+    monkeypatch.setattr(training_data, 'simulated_labels', draw)
     settings = {'ensemble': 2, 'run.seed': None, 'task.response_length': 3}
     settings |= {'labels.source': 'mock', 'labels.type': 'best_of_2'}
     settings |= {'normalize_before': False, 'normalize_after': False}

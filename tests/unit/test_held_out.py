@@ -12,7 +12,7 @@ from lm_human_preferences import label_types
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
-from lm_human_preferences.labels import simulated
+from lm_human_preferences.labels import training_data
 from lm_human_preferences.labels.held_out import parted, predict, split, subjects_of
 from lm_human_preferences.labels.report.agreement import clustered_interval
 from lm_human_preferences.language import encodings
@@ -97,14 +97,12 @@ def hparams(share):
 def test_split_loses_nothing():
     labels = pairs(203)
     train, held_out, (note,) = split(labels, hparams(0.25), LETTERS)
-    assert held_out is not None
     mask = held_out_by(labels, 0.25)
     for field, values in labels.items():
         assert held_out[field].tolist() == values[mask].tolist()
         assert train[field].tolist() == values[~mask].tolist()
     count = int(mask.sum())
     assert note == f'Held out: {count} of 203 labels ({count} queries); training on {203 - count}'
-    assert split(labels, hparams(0.0), LETTERS) == (labels, None, [])
     few = {field: values[mask] for field, values in labels.items()}
     with pytest.raises(UserError, match='--labels.held_out 0.25 leaves none of'):
         split(few, hparams(0.25), LETTERS)
@@ -201,6 +199,6 @@ def test_all_answers_to_one_question_are_together_in_the_interval():
 def test_simulated_labels_err_as_often_as_they_should():
     labels = {'best': torch.zeros(8000, dtype=torch.int64)}
     torch.manual_seed(0)
-    wrong = simulated._with_errors(labels, label_types.get('best_of_4'), 0.4)['best'] != 0
+    wrong = training_data._with_errors(labels, label_types.get('best_of_4'), 0.4)['best'] != 0
     assert wrong.double().mean().item() == pytest.approx(0.4 * 3 / 4, abs=0.02)
     assert not labels['best'].any()

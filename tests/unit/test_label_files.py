@@ -10,7 +10,7 @@ from sample_files import label_hparams
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options
-from lm_human_preferences.labels import label_files
+from lm_human_preferences.labels import label_files, training_data
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.language import encodings
 
@@ -42,7 +42,7 @@ def load(tmp_path):
     def write_and_load(labels, **settings):
         path = tmp_path / 'labels.json'
         path.write_text(labels if isinstance(labels, str) else json.dumps(labels))
-        return label_files.load_labels(hparams(path, **settings), encodings.Test)[:2]
+        return training_data.load_labels(hparams(path, **settings), encodings.Test)[:2]
 
     return write_and_load
 
@@ -129,14 +129,14 @@ def test_options_have_the_names_that_the_command_gives_them(tmp_path, name, told
     of_policy = hparams(path)
     policy_options.HParams().rewards.train_new_model = of_policy
     with pytest.raises(UserError) as caught:
-        label_files.load_labels(of_policy, encodings.Test)
+        training_data.load_labels(of_policy, encodings.Test)
     option = '--rewards.train_new_model.labels.'
     assert f' {told.format(option=option, path=path)}' in f' {caught.value}'
 
 
 @pytest.mark.parametrize('label_type', ANSWERS)
 def test_generated_labels_like_small_token_ids(label_type):
-    labels, notes, _ = label_files.load_labels(
+    labels, notes, _ = training_data.load_labels(
         hparams('test', label_type=label_type, num_train=100), encodings.Test
     )
     assert notes == [] and {len(values) for values in labels.values()} == {100}

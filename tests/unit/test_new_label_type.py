@@ -17,8 +17,8 @@ from lm_human_preferences import label_types, train_reward
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels.folder import LabelFolder
-from lm_human_preferences.labels.label_files import load_labels
 from lm_human_preferences.labels.report.label_report import report
+from lm_human_preferences.labels.training_data import load_labels
 from lm_human_preferences.language import encodings
 
 

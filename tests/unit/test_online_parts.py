@@ -14,7 +14,7 @@ from lm_human_preferences import label_types, lm_tasks, train_policy
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.online_options import ServeHParams
-from lm_human_preferences.labels import simulated
+from lm_human_preferences.labels import training_data
 from lm_human_preferences.labels.folder import (
     EVERYBODY,
     LabelFolder,
@@ -89,7 +89,7 @@ def assert_equal(ours, theirs):
 
 
 def test_each_training_begins_anew(retrainer):
-    labels = simulated.generate_labels(reward_hparams(), encodings.Test)
+    labels = training_data.generate_labels(reward_hparams(), encodings.Test)
     before = parameters(retrainer)
     set_seed(5)
     expected = drawn()
@@ -108,7 +108,9 @@ def test_each_training_begins_anew(retrainer):
 
 def test_what_learned_scores(retrainer):
     """Normalised on the initial model's samples, and learned enough to prefer small tokens."""
-    labels = simulated.generate_labels(reward_hparams(**{'labels.num_train': 1024}), encodings.Test)
+    labels = training_data.generate_labels(
+        reward_hparams(**{'labels.num_train': 1024}), encodings.Test
+    )
     retrainer.settings.lr = 0.01
     loss, held_out = retrainer.train(labels, step=0)
     queries = torch.randint(26, (512, 3))
@@ -125,7 +127,7 @@ def test_what_learned_scores(retrainer):
 
 def test_members_of_an_ensemble_are_retrained_one_after_another(retrainer):
     """The first as if it were alone; what they predict is by the mean of their rewards."""
-    labels = simulated.generate_labels(reward_hparams(), encodings.Test)
+    labels = training_data.generate_labels(reward_hparams(), encodings.Test)
     alone, _ = retrainer.train(labels, step=3)
     expected = parameters(retrainer)
     model = retrainer.ref_policy.trained_model

@@ -16,7 +16,7 @@ from lm_human_preferences import label_types
 from lm_human_preferences.commands.texts import score
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task_options import TaskHParams
-from lm_human_preferences.labels import label_files
+from lm_human_preferences.labels import training_data
 from lm_human_preferences.labels.texts import records, tokenise
 from lm_human_preferences.labels.texts.records import TextLabel
 from lm_human_preferences.labels.texts.token_ids import preferences
@@ -246,7 +246,7 @@ SHORT = {'prompt': 'ab', 'chosen': 'x', 'rejected': 'y'}
 )
 def test_texts_that_are_too_long(tmp_path, too_long, queries, samples, note):
     path = write_lines(tmp_path / 'pairs.jsonl', [LONG, SHORT])
-    labels, notes, _ = label_files.load_labels(hparams(path, too_long), encodings.Test)
+    labels, notes, _ = training_data.load_labels(hparams(path, too_long), encodings.Test)
     encoder = encodings.Test.get_encoder()
 
     def text(tokens):

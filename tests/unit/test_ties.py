@@ -15,7 +15,7 @@ from lm_human_preferences import label_types
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import TIE, TIED
-from lm_human_preferences.labels import label_files
+from lm_human_preferences.labels import training_data
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.held_out import predict
 from lm_human_preferences.labels.report.label_report import report
@@ -164,7 +164,7 @@ def test_a_training_learns_from_ties_and_exports_keep_them_where_they_have_a_pla
         lengths = {'task.query_length': 3, 'task.response_length': 4}
         settings = {'labels.source': str(source), 'labels.num_train': None, **lengths}
         hparams.override_from_dict(settings)
-        return label_files.load_labels(hparams, encodings.Test)[0]['best'].tolist()
+        return training_data.load_labels(hparams, encodings.Test)[0]['best'].tolist()
 
     assert learned(path) == [2, TIED, 1]
     note = '1 answers without a preference are left out'

@@ -10,7 +10,7 @@ from sample_files import label_hparams
 from tiny_tokenisers import write_words
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.labels import label_files
+from lm_human_preferences.labels import training_data
 from lm_human_preferences.labels.texts import token_ids
 from lm_human_preferences.language import datasets, encodings, tokenisers
 
@@ -43,7 +43,7 @@ def words(text, length):
 def load(tmp_path, labels, encoding):
     path = tmp_path / 'labels.json'
     path.write_text(json.dumps(labels))
-    return label_files.load_labels(label_hparams(path), encoding)[:2]
+    return training_data.load_labels(label_hparams(path), encoding)[:2]
 
 
 def label_of(encoded, *texts, best=0, **more):
