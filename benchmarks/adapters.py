@@ -21,11 +21,11 @@ import workload
 from lm_human_preferences.distributed import comm
 from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.language.adapters.shared import SharedBase
-from lm_human_preferences.language.network import HEADS
+from lm_human_preferences.language.networks.network import HEADS
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.machine import precision
 from lm_human_preferences.plan.phases import policy_phase
 from lm_human_preferences.rewards import RewardModel
-from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import default_device
 
 workload.SIZES['1.2B'] = (2048, 32, 26)

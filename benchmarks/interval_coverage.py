@@ -48,7 +48,7 @@ from evaluation_coverage import best, evaluation, percent, print_heads, print_ro
 
 from lm_human_preferences import label_types
 from lm_human_preferences.evaluation import report
-from lm_human_preferences.labels.report.agreement import (
+from lm_human_preferences.labels.agreement import (
     clustered_interval,
     wilson_interval,
 )

@@ -12,8 +12,7 @@ import time
 import torch
 from workload import MODELS, QUERY_LENGTH, RESPONSE_LENGTH, SIZES, library_for
 
-from lm_human_preferences.machine import processors
-from lm_human_preferences.training import precision
+from lm_human_preferences.machine import hardware, precision
 from lm_human_preferences.utils.core import default_device
 
 PRECISIONS = 'fp32', 'tf32', 'bf16'
@@ -45,7 +44,7 @@ def machine(size, library=None):
     """The GPU; if there is none, the kind of processor and the library that multiplies on it."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    return f'{processors.this_processor()}, fp32 by {library or library_for(size)}'
+    return f'{hardware.this_processor()}, fp32 by {library or library_for(size)}'
 
 
 def matmul_rate(size, rows, dtype):

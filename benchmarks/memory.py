@@ -29,10 +29,10 @@ import torch
 import workload
 
 from lm_human_preferences.distributed import comm
+from lm_human_preferences.machine import precision
 from lm_human_preferences.plan.phases import policy_phase, reward_phase
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
-from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import default_device
 
 STEPS = [

@@ -25,11 +25,11 @@ from workload import PADDING, QUERY_LENGTH, RESPONSE_LENGTH, RandomModel, SameQu
 
 from lm_human_preferences import train_policy
 from lm_human_preferences.distributed import comm
+from lm_human_preferences.language.networks.scopes import POLICY_NETWORKS
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources.frozen_head.reward import without_labels
 from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.rewards import EnsembleReward, RewardModel, networks_of
-from lm_human_preferences.training.networks import POLICY_NETWORKS
 
 TEMPERATURE = 0.7
 ENSEMBLE = 'fp32-ensemble'  # a variant

@@ -21,7 +21,7 @@ import workload
 from on_ranks import end, measure
 
 from lm_human_preferences.distributed import comm
-from lm_human_preferences.training import precision
+from lm_human_preferences.machine import precision
 
 LARGER = {'124M': '355M', '355M': '774M', '774M': '1558M'}
 

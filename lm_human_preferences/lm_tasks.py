@@ -13,18 +13,24 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.hparams.task_options import PolicyHParams as PolicyHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
-from lm_human_preferences.language import datasets, encodings, tokenisers
-from lm_human_preferences.language.chat import ChatTemplate, Contexts, template_of, whole_texts
+from lm_human_preferences.language import datasets, encodings
 from lm_human_preferences.language.encodings import Encoder, Encoding
-from lm_human_preferences.language.gpt2.files import HParams
+from lm_human_preferences.language.networks.gpt2_files import HParams
+from lm_human_preferences.language.networks.scopes import Sizes
+from lm_human_preferences.language.texts import tokenisers
+from lm_human_preferences.language.texts.chat import (
+    ChatTemplate,
+    Contexts,
+    template_of,
+    whole_texts,
+)
 from lm_human_preferences.language.trained_models import TrainedModel, known_sizes
-from lm_human_preferences.training.networks import Sizes
 
 
 def initial_model(name: str) -> TrainedModel:
     """Return the model of --task.policy.initial_model; trains `reviews` if it is not cached."""
     if name == encodings.Reviews.name:
-        from lm_human_preferences.language import reviews_model
+        from lm_human_preferences.synthetic import reviews_model
 
         return TrainedModel(name, savedir=reviews_model.directory())
     return TrainedModel(name)
@@ -38,7 +44,7 @@ def initial_encoding(name: str) -> Encoding:
 def known_model(name: str) -> tuple[HParams, Encoding] | None:
     """Return (sizes, encoding) of the model `name`; None if only its files tell them."""
     if name == encodings.Reviews.name:
-        from lm_human_preferences.language import reviews_model
+        from lm_human_preferences.synthetic import reviews_model
 
         return reviews_model.sizes(), encodings.Reviews
     released = known_sizes(name)

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lm_human_preferences.language.attention import BlockInputs, Unpadding
-from lm_human_preferences.language.network import HEADS
+from lm_human_preferences.language.networks.attention import BlockInputs, Unpadding
+from lm_human_preferences.language.networks.network import HEADS
 from lm_human_preferences.language.sample import Decoding, sample_sequence
-from lm_human_preferences.training import precision
+from lm_human_preferences.machine import precision
 from lm_human_preferences.utils.core import TokenIds, default_device, digest_of, token_ids
 
 if TYPE_CHECKING:

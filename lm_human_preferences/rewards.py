@@ -12,13 +12,14 @@ from torch import nn
 
 from lm_human_preferences import errors, lm_tasks, storage
 from lm_human_preferences.errors import OptionError, UserError
-from lm_human_preferences.language import model_kinds, trained_models
+from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.adapters import layers as adapters
 from lm_human_preferences.language.encodings import Encoder, Encoding
-from lm_human_preferences.language.model_kinds import is_model
-from lm_human_preferences.language.network import HEADS, Network
+from lm_human_preferences.language.networks import model_kinds
+from lm_human_preferences.language.networks.model_kinds import is_model
+from lm_human_preferences.language.networks.network import HEADS, Network
+from lm_human_preferences.language.networks.weights import Weights, load_parameters
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.language.weights import Weights, load_parameters
 from lm_human_preferences.ppo import ScoreFn
 from lm_human_preferences.runs import run_files, run_settings
 from lm_human_preferences.utils.core import TokenIds, default_device, token_ids

@@ -12,20 +12,19 @@ from lm_human_preferences.hparams.policy_options import AdaptiveKLParams as Adap
 from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.hparams.policy_options import PpoHParams as PpoHParams
 from lm_human_preferences.hparams.policy_options import RewardHParams as RewardHParams
-from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoder
+from lm_human_preferences.language.texts import tokenisers
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.plan.phases import Plan, TrainPolicy
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import make_score_fn
 from lm_human_preferences.runs import curves, run_files, run_settings
-from lm_human_preferences.trainers import session, tracked_samples
+from lm_human_preferences.trainers.additions import console, session, tracked_samples
 from lm_human_preferences.trainers.policy_trainer import (
     AdaptiveKLController as AdaptiveKLController,
 )
 from lm_human_preferences.trainers.policy_trainer import FixedKLController as FixedKLController
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer, Responses, make_kl_controller
-from lm_human_preferences.training import console
 from lm_human_preferences.training.loop import (
     KL,
     KL_COEF,

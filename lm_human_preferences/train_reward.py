@@ -12,19 +12,19 @@ from lm_human_preferences.hparams.reward_options import CommandHParams as HParam
 from lm_human_preferences.hparams.reward_options import CommandRunHParams
 from lm_human_preferences.hparams.reward_options import LabelHParams as LabelHParams
 from lm_human_preferences.labels.held_out import Labels, Prediction, predict
+from lm_human_preferences.language.networks.scopes import REWARD_NETWORKS
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.plan.phases import FitHead, Plan, TrainReward
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.trainers import session
+from lm_human_preferences.trainers.additions import console, session
 from lm_human_preferences.trainers.reward_trainer import (
     RewardModelTrainer,
     TrainingLabels,
     read_labels,
     trainer_of,
 )
-from lm_human_preferences.training import console
 from lm_human_preferences.training.loop import (
     Checkpoints,
     HealthMonitor,
@@ -32,7 +32,6 @@ from lm_human_preferences.training.loop import (
     Progress,
     training_loop,
 )
-from lm_human_preferences.training.networks import REWARD_NETWORKS
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import Logger, announce
 
@@ -79,7 +78,7 @@ def train_models(run: session.Run, left: Sequence[TrainReward]) -> Prediction | 
     held-out labels.
     """
     if isinstance(left[0], FitHead):
-        from lm_human_preferences.trainers import head_training  # imported only if needed
+        from lm_human_preferences.trainers.additions import head_training  # imported only if needed
 
         return head_training.train(run, left[0])
     comm, labels, prediction = run.comm, None, None

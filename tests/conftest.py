@@ -100,7 +100,7 @@ def ordinary_process():
     """What a test has set up of this process, as a training in it does, ends with the test."""
     import torch
 
-    from lm_human_preferences.training import precision
+    from lm_human_preferences.machine import precision
 
     with precision.plain():
         yield

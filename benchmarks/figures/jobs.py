@@ -30,7 +30,7 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.synthetic import known_reward
-from lm_human_preferences.trainers import session
+from lm_human_preferences.trainers.additions import session
 from lm_human_preferences.training.loop import Hook, training_loop
 from lm_human_preferences.utils.core import ceil_div
 from lm_human_preferences.utils.logging import progress

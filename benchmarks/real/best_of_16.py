@@ -17,13 +17,13 @@ from lm_human_preferences.evaluation import comparison, report
 from lm_human_preferences.hparams.reward_options import CommandHParams
 from lm_human_preferences.labels.held_out import subjects_of
 from lm_human_preferences.labels.training_data import load_labels
+from lm_human_preferences.machine import precision
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.reward_sources.frozen_head import head as heads
 from lm_human_preferences.reward_sources.frozen_head.fitting import fit_head
 from lm_human_preferences.reward_sources.frozen_head.reward import checked, features_of
 from lm_human_preferences.runs import run_settings
-from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import set_seed
 
 VADER = f'{pathlib.Path(__file__).parent}/vader_reward.py:score'

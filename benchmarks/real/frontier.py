@@ -19,12 +19,12 @@ import plots
 
 from lm_human_preferences import rewards
 from lm_human_preferences.evaluation import comparison, measure, optimum, report
+from lm_human_preferences.machine import precision
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.ppo import ScoreFn
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.runs import run_settings
-from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import set_seed
 
 JUDGE = f'{pathlib.Path(__file__).parent}/vader_reward.py:score'

@@ -18,7 +18,7 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.distributed.meeting import AllStopped
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.machine import process
+from lm_human_preferences.machine import hardware
 from lm_human_preferences.utils import stop_signals
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import Logger, announce
@@ -192,7 +192,7 @@ class Checkpointer(contextlib.AbstractContextManager):
     def _copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return `tensors` copied into reused buffers in host memory; frozen tensors uncopied."""
         if not self.host_buffers:
-            process.release_freed_memory()
+            hardware.release_freed_memory()
         for name, tensor in tensors.items():
             if name.startswith(self.frozen):
                 continue

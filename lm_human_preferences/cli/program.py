@@ -56,7 +56,8 @@ class Program(click.Group):
         streams.make_safe()
         try:
             with disk_errors_reported():
-                worker.become_rank()
+                if launch_methods.current().decides_size:
+                    worker.become_rank()
                 super().main(
                     args or ['--help'],
                     **extra,

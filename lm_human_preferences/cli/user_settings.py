@@ -15,7 +15,7 @@ from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.hparams.policy_options import NEW_MODEL as NEW
 from lm_human_preferences.hparams.reward_options import COLLECTED
 from lm_human_preferences.hparams.task_options import TaskHParams
-from lm_human_preferences.language import model_kinds
+from lm_human_preferences.language.networks import model_kinds
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial
 from lm_human_preferences.utils.hyperparams import group_class, members, value_of
@@ -167,7 +167,9 @@ def with_end_of_response(settings: Mapping[str, Any], task: TaskHParams) -> dict
         return {'task.truncate_token': None, 'task.truncate_after': 0, **settings}
     if is_given or token not in model_kinds.TEXTS_OF_TOKENS or not model:
         return settings
-    from lm_human_preferences.language import tokenisers  # loads a library --help does not need
+    from lm_human_preferences.language.texts import (
+        tokenisers,  # loads a library --help does not need
+    )
 
     if tokenisers.may_have_own(model):
         settings['task.truncate_text'] = model_kinds.TEXTS_OF_TOKENS[token]

@@ -21,7 +21,7 @@ from lm_human_preferences.labels.answers import REASONS, Answer
 from lm_human_preferences.labels.folder import LabelFolder, Question
 from lm_human_preferences.labels.labeller import Labeller, Refused, names_in
 from lm_human_preferences.labels.page.server import LabelServer
-from lm_human_preferences.language import tokenisers
+from lm_human_preferences.language.texts import tokenisers
 from lm_human_preferences.utils import stop_signals
 from lm_human_preferences.utils.streams import columns, note, printable
 

@@ -25,6 +25,7 @@ from lm_human_preferences.labels.folder import (
 from lm_human_preferences.labels.task_file import TIES, check_same_task, new_task, read_task
 from lm_human_preferences.labels.texts import into_folder, records, tokenise
 from lm_human_preferences.language.encodings import Encoding
+from lm_human_preferences.machine import precision
 from lm_human_preferences.online.questions import (
     IDLE_BATCHES,
     Queries,
@@ -35,7 +36,6 @@ from lm_human_preferences.online.questions import (
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.runs.run_files import ANSWERS, QUESTIONS, TASK
 from lm_human_preferences.runs.run_settings import load_run_hparams, pins
-from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import progress
 

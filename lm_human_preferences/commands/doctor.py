@@ -15,7 +15,7 @@ from pathlib import Path
 from lm_human_preferences import storage
 from lm_human_preferences.distributed import ENGINES, horovod, launch_methods
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.machine import processors
+from lm_human_preferences.machine import hardware
 from lm_human_preferences.runs.run_files import usual_directory
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +57,7 @@ def _devices() -> str:
 def _room() -> str:
     storage.make_cache_folder(storage.cache_root())
     place = storage.existing_part(usual_directory())
-    memory_free, disk_free = processors.available_memory() >> 30, storage.free_bytes(place) >> 30
+    memory_free, disk_free = hardware.available_memory() >> 30, storage.free_bytes(place) >> 30
     found = f'{memory_free} GiB of memory available, {disk_free} GiB free at {place}'
     if memory_free < LEAST_MEMORY or disk_free < LEAST_DISK:
         raise UserError(

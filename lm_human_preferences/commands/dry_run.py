@@ -11,8 +11,9 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.labels import held_out, training_data
 from lm_human_preferences.language import datasets
 from lm_human_preferences.language.encodings import Encoder, Encoding
+from lm_human_preferences.language.networks.scopes import Sizes
 from lm_human_preferences.language.trained_models import GPT2
-from lm_human_preferences.machine import process
+from lm_human_preferences.machine import hardware
 from lm_human_preferences.plan import phases
 from lm_human_preferences.plan.phases import (
     Plan,
@@ -24,8 +25,7 @@ from lm_human_preferences.plan.phases import (
 from lm_human_preferences.reward_sources.texts import joined
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.synthetic import known_reward
-from lm_human_preferences.trainers import session
-from lm_human_preferences.training.networks import Sizes
+from lm_human_preferences.trainers.additions import session
 from lm_human_preferences.utils.core import default_device
 
 SHOWN = 200  # maximum number of characters to show of a text
@@ -52,7 +52,7 @@ def dry_run(
     encoding, sizes = _initial_model(plan, unchecked)
     encoder = encoding.get_encoder() if encoding is not None and encoding.is_here else None
     if sizes is not None:
-        lines.append(plan.memory_line(sizes, ranks, process.free_bytes(ranks)))
+        lines.append(plan.memory_line(sizes, ranks, hardware.free_bytes(ranks)))
     lines += _queries(plan, encoder, unchecked)
     if plan.rewards:
         lines += _labels(plan.rewards[0], encoding, encoder, unchecked)

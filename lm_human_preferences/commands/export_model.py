@@ -11,19 +11,21 @@ from safetensors import SafetensorError
 from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.commands.sampler import warnings_only
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language import model_kinds, tokenisers, trained_models
+from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.adapters import peft_files, record
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.language.exported import checks, classifier, tokeniser
-from lm_human_preferences.language.model_kinds import is_classifier, is_head, is_model
-from lm_human_preferences.language.network import Network
+from lm_human_preferences.language.networks import model_kinds
+from lm_human_preferences.language.networks.model_kinds import is_classifier, is_head, is_model
+from lm_human_preferences.language.networks.network import Network
+from lm_human_preferences.language.texts import tokenisers
+from lm_human_preferences.machine import precision
 from lm_human_preferences.report import page
 from lm_human_preferences.report.run import Run, read_run
 from lm_human_preferences.reward_sources.frozen_head.head import load, pooled, task_of
 from lm_human_preferences.reward_sources.frozen_head.reward import checked
 from lm_human_preferences.reward_sources.loading import saved_model
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.training import precision
 
 CardWriter = Callable[..., None]  # function that writes the model card into a directory
 RESPONSES = 'texts'  # subfolder for the tokeniser of responses, if a head is exported

@@ -14,7 +14,7 @@ from lm_human_preferences.labels.folder import LabelFolder, parse_names
 from lm_human_preferences.labels.report import label_report
 from lm_human_preferences.labels.texts import token_ids
 from lm_human_preferences.labels.texts.token_ids import PREFERENCES, TEXT, TOKENS
-from lm_human_preferences.language import tokenisers
+from lm_human_preferences.language.texts import tokenisers
 from lm_human_preferences.utils.streams import printable
 
 

@@ -17,12 +17,12 @@ from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.hparams.command_options import SampleHParams
 from lm_human_preferences.hparams.policy_options import HParams
-from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.adapters import layers
 from lm_human_preferences.language.encodings import Encoder
+from lm_human_preferences.language.texts import tokenisers
+from lm_human_preferences.machine import precision as precisions
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.reward_sources.sources import source_of
-from lm_human_preferences.training import precision as precisions
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.core import set_seed
 

@@ -15,8 +15,8 @@ import torch
 from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.policy_options import HParams
-from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoder
+from lm_human_preferences.language.texts import tokenisers
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources import loading

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from lm_human_preferences.distributed import ALLREDUCE_TIMEOUT, launch_methods
-from lm_human_preferences.machine import process
+from lm_human_preferences.machine import hardware
 
 T = TypeVar('T')
 
@@ -109,7 +109,7 @@ def init_comm(allreduce: str = 'auto', seconds: int = ALLREDUCE_TIMEOUT) -> Comm
     allreduce: one of ENGINES. seconds: how long ranks wait for each other.
     """
     if launch_methods.current().size == 1:
-        process.limit_alone()
+        hardware.limit_alone()
         return Comm()
     # A late import by name: a single rank does not need it, and it imports this module.
     torch_comm = importlib.import_module('lm_human_preferences.distributed.torch_comm')

@@ -23,7 +23,7 @@ import torch.distributed
 from lm_human_preferences.distributed import horovod, launch_methods, meeting
 from lm_human_preferences.distributed.comm import Comm, Gradients, T
 from lm_human_preferences.distributed.meeting import RankLost
-from lm_human_preferences.machine import process
+from lm_human_preferences.machine import hardware
 
 _TENSOR = '\0tensor'  # key that marks a JSON object as a tensor; no other object has it
 # Buckets of this size overlap with the backward pass, and hide latency.
@@ -73,9 +73,9 @@ class TorchComm(Comm):
         self.local_size = len(here)
         _, gpus_of_ranks, processors_of_ranks = zip(*here)
         if any(gpus_of_ranks):
-            torch.cuda.set_device(process.choose_gpu(gpus_of_ranks, local_rank))
+            torch.cuda.set_device(hardware.choose_gpu(gpus_of_ranks, local_rank))
         else:
-            process.limit_threads(processors_of_ranks, local_rank)
+            hardware.limit_threads(processors_of_ranks, local_rank)
 
     def average_gradients(self, parameters: Iterable[torch.Tensor]) -> Gradients:
         return OverlappedGradients(parameters, self.size, self._begin_sum)

@@ -27,8 +27,6 @@ _clean_ups: list[Callable[[], object]] = []
 def become_rank() -> None:
     """Make this rank end with its launcher; rank 0 prints line by line, others print nothing."""
     launch = launch_methods.current()
-    if not launch.decides_size:
-        return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if launch.rank:
         sys.stdout = sys.stderr = open(os.devnull, 'w', encoding='utf-8')

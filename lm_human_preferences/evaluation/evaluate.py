@@ -10,12 +10,11 @@ from lm_human_preferences.errors import os_errors_as
 from lm_human_preferences.evaluation import measure, report
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.hparams.command_options import EvaluationHParams as HParams
-from lm_human_preferences.machine import process
+from lm_human_preferences.machine import hardware, precision
 from lm_human_preferences.reward_sources.sources import source_of_run
 from lm_human_preferences.runs import curves, run_files, run_record
 from lm_human_preferences.runs.run_files import POLICY
 from lm_human_preferences.runs.run_settings import load_run_hparams
-from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import announce
 
@@ -38,7 +37,7 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
     if not ends_training:  # after a training, print the table even if it cannot be saved
         storage.check_output_dir(output_dir)
         if output_dir == directory:
-            run_record.begin(directory, POLICY.command, process.hardware())
+            run_record.begin(directory, POLICY.command, hardware.description())
             recording = run_record.ended(directory, POLICY.command)
     with recording:
         results = _results(save_dir, directory, hparams, options)

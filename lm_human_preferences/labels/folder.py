@@ -38,8 +38,8 @@ from lm_human_preferences.labels.answers import (
 )
 from lm_human_preferences.labels.task_file import FORMAT, check_same_task, label_type_of, read_task
 from lm_human_preferences.labels.texts.token_ids import check_ids
-from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoding
+from lm_human_preferences.language.texts import tokenisers
 from lm_human_preferences.runs.run_files import ANSWERS, LABELLER, QUESTIONS, TASK, USED
 from lm_human_preferences.storage.schema import COUNT, matches_schema
 from lm_human_preferences.utils.streams import printable

@@ -19,7 +19,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.label_types.base import check_finite
-from lm_human_preferences.labels.report import agreement
+from lm_human_preferences.labels import agreement
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.utils.core import pearson_r
 

@@ -11,10 +11,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lm_human_preferences.checkpointing.names import VariableNames
-from lm_human_preferences.language.attention import KVCache, Rows
-from lm_human_preferences.language.gpt2.files import HParams, TensorFlowNames
-from lm_human_preferences.language.network import Network
-from lm_human_preferences.training import precision
+from lm_human_preferences.language.networks.attention import KVCache, Rows
+from lm_human_preferences.language.networks.gpt2_files import HParams, TensorFlowNames
+from lm_human_preferences.language.networks.network import Network
+from lm_human_preferences.machine import precision
 
 
 class Projection(nn.Module):

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from lm_human_preferences.language.attention import Rows, Unpadding, attention_bias
-from lm_human_preferences.language.network import Network
+from lm_human_preferences.language.networks.attention import Rows, Unpadding, attention_bias
+from lm_human_preferences.language.networks.network import Network
 from lm_human_preferences.utils.core import MIN_TEMPERATURE, ceil_div, sample_from_probs
 
 MASK_COLUMNS = 16  # a mask with a multiple of 16 columns is not copied for attention on a GPU

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language import encodings, model_kinds, tokenisers
+from lm_human_preferences.language import encodings
 from lm_human_preferences.language.adapters import peft_files, record
 from lm_human_preferences.language.causal_lm.library import (
     LibraryWeights,
@@ -19,7 +19,9 @@ from lm_human_preferences.language.causal_lm.library import (
     config_of,
     empty_model,
 )
-from lm_human_preferences.language.gpt2.files import (
+from lm_human_preferences.language.model import Model
+from lm_human_preferences.language.networks import model_kinds
+from lm_human_preferences.language.networks.gpt2_files import (
     HUGGING_FACE_SIZES,
     HParams,
     is_own,
@@ -27,14 +29,14 @@ from lm_human_preferences.language.gpt2.files import (
     load_hparams,
     test_hparams,
 )
-from lm_human_preferences.language.model import Model
-from lm_human_preferences.language.model_kinds import (
+from lm_human_preferences.language.networks.model_kinds import (
     CONFIG_FILE,
     is_model,
     is_saved_by_transformers,
 )
-from lm_human_preferences.language.network import HEADS, Network
-from lm_human_preferences.language.weights import (
+from lm_human_preferences.language.networks.network import HEADS, Network
+from lm_human_preferences.language.networks.scopes import Sizes
+from lm_human_preferences.language.networks.weights import (
     EMBEDDING,
     CheckpointWeights,
     Weights,
@@ -44,8 +46,8 @@ from lm_human_preferences.language.weights import (
     load_parameters,
     scoped,
 )
+from lm_human_preferences.language.texts import tokenisers
 from lm_human_preferences.runs.run_files import SIZES
-from lm_human_preferences.training.networks import Sizes
 from lm_human_preferences.utils.logging import log_as_original
 
 if TYPE_CHECKING:

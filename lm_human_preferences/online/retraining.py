@@ -14,7 +14,8 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources.frozen_head.reward import FrozenReward
 from lm_human_preferences.rewards import SCOPE, EnsembleReward, RewardModel
 from lm_human_preferences.runs.run_files import REWARD
-from lm_human_preferences.trainers import head_training, reward_trainer
+from lm_human_preferences.trainers import reward_trainer
+from lm_human_preferences.trainers.additions import head_training
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.utils.core import ceil_div, random_stream

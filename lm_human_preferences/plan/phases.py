@@ -13,13 +13,12 @@ from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.language.adapters import shared
 from lm_human_preferences.language.encodings import Encoder
-from lm_human_preferences.language.model_kinds import is_head
-from lm_human_preferences.language.network import Network
-from lm_human_preferences.machine import process
+from lm_human_preferences.language.networks.model_kinds import is_head
+from lm_human_preferences.language.networks.network import Network
+from lm_human_preferences.language.networks.scopes import REWARD_NETWORKS, Networks, Sizes
+from lm_human_preferences.machine import hardware, precision
 from lm_human_preferences.policy import responses_in_a_row
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.training import precision
-from lm_human_preferences.training.networks import REWARD_NETWORKS, Networks, Sizes
 from lm_human_preferences.utils.core import default_device, exact_div
 from lm_human_preferences.utils.logging import announce
 
@@ -238,7 +237,7 @@ def check_start(plan: Plan, comm: Comm) -> None:
     initial_model = lm_tasks.initial_model(plan.settings.task.policy.initial_model)
     sizes = sizes_of(plan, initial_model.sizes(), initial_model.create)
     lm_tasks.check_task(plan.settings.task, initial_model.encoding, sizes)
-    free = min(comm.all_gather_object(process.free_bytes(comm.local_size)))
+    free = min(comm.all_gather_object(hardware.free_bytes(comm.local_size)))
     if comm.rank == 0:
         line = plan.memory_line(sizes, comm.size, free)
         if line.startswith('WARNING'):

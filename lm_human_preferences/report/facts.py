@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from lm_human_preferences import label_types
 from lm_human_preferences.evaluation import report
 from lm_human_preferences.hparams.policy_options import Experiments, decided, differences
+from lm_human_preferences.labels.agreement import wilson_interval
 from lm_human_preferences.labels.folder import TRAIN
 from lm_human_preferences.labels.report import label_report
-from lm_human_preferences.labels.report.agreement import wilson_interval
 from lm_human_preferences.report.run import Run
 from lm_human_preferences.runs import run_dir
 

@@ -22,8 +22,8 @@ from lm_human_preferences.language.causal_lm.library import (
     config_of,
     explained,
 )
-from lm_human_preferences.language.model_kinds import CONFIG_FILE, is_of_classifier
-from lm_human_preferences.language.tokenisers import failing
+from lm_human_preferences.language.networks.model_kinds import CONFIG_FILE, is_of_classifier
+from lm_human_preferences.language.texts.tokenisers import failing
 from lm_human_preferences.reward_sources.texts import LARGEST, Texts, TextScorer
 from lm_human_preferences.storage.schema import matches_schema
 from lm_human_preferences.utils.core import default_device

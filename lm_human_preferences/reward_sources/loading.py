@@ -9,8 +9,9 @@ from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.datasets.jsonl import Query
 from lm_human_preferences.errors import OptionError, UserError, about_option
 from lm_human_preferences.language.encodings import Encoding
-from lm_human_preferences.language.model_kinds import is_classifier, is_head
+from lm_human_preferences.language.networks.model_kinds import is_classifier, is_head
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.machine import precision
 from lm_human_preferences.reward_sources.classifier import Classifier
 from lm_human_preferences.reward_sources.frozen_head.head import load
 from lm_human_preferences.reward_sources.frozen_head.reward import FrozenReward, checked
@@ -28,7 +29,6 @@ from lm_human_preferences.rewards import (
 )
 from lm_human_preferences.runs import reward_function, run_files
 from lm_human_preferences.synthetic.known_reward import KnownReward
-from lm_human_preferences.training import precision
 
 LearnedReward = TrainedRewardModel | EnsembleReward | FrozenReward
 FrozenRewardModel = KnownReward | TextReward | LearnedReward

@@ -16,8 +16,9 @@ from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import OptionError
-from lm_human_preferences.language import model_kinds, weights
-from lm_human_preferences.language.model_kinds import is_classifier, is_model
+from lm_human_preferences.language.networks import model_kinds, weights
+from lm_human_preferences.language.networks.model_kinds import is_classifier, is_model
+from lm_human_preferences.language.networks.scopes import POLICY_NETWORKS, Networks
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.reward_sources.frozen_head import head
 from lm_human_preferences.reward_sources.frozen_head import reward as frozen
@@ -25,7 +26,6 @@ from lm_human_preferences.reward_sources.function import FunctionScorer
 from lm_human_preferences.reward_sources.texts import TextReward, TextScorer
 from lm_human_preferences.runs import reward_function, run_files, run_settings
 from lm_human_preferences.synthetic import known_reward
-from lm_human_preferences.training.networks import POLICY_NETWORKS, Networks
 from lm_human_preferences.utils.core import default_device
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoding
+from lm_human_preferences.language.texts import tokenisers
 from lm_human_preferences.ppo import PART
 
 LARGEST = 1e15  # largest score, so that sums of squares over a batch are finite in float32

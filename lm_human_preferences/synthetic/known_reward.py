@@ -13,7 +13,8 @@ from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.datasets import reviews
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language import encodings, reviews_model
+from lm_human_preferences.language import encodings
+from lm_human_preferences.synthetic import reviews_model
 from lm_human_preferences.training.optimizer import LBFGS
 from lm_human_preferences.utils.core import default_device, one_thread
 

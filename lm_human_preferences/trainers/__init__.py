@@ -1,1 +1,1 @@
-"""Sessions, which are runs that are open, and the trainers of policies, reward models and heads."""
+"""The trainers of policies and reward models; the subfolder has what the original lacked."""

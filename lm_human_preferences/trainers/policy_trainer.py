@@ -18,15 +18,15 @@ from lm_human_preferences.hparams.policy_options import (
     AdaptiveKLParams,
     PpoHParams,
 )
-from lm_human_preferences.policy import Policy
-from lm_human_preferences.ppo import PART, Rollout, ScoreFn
-from lm_human_preferences.training import precision
-from lm_human_preferences.training.loop import FailedElsewhere
-from lm_human_preferences.training.networks import (
+from lm_human_preferences.language.networks.scopes import (
     POLICY_NETWORKS,
     Networks,
     NetworksByScope,
 )
+from lm_human_preferences.machine import precision
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.ppo import PART, Rollout, ScoreFn
+from lm_human_preferences.training.loop import FailedElsewhere
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.utils.core import as_numbers, concatenate, exact_div, micro_batches
 from lm_human_preferences.utils.logging import ENDED, LENGTH, VALID, Logger

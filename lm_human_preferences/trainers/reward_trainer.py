@@ -15,12 +15,12 @@ from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.hparams.reward_options import LabelHParams as LabelHParams
 from lm_human_preferences.labels import training_data
 from lm_human_preferences.labels.held_out import Labels, Prediction, predict, split
+from lm_human_preferences.language.networks.scopes import REWARD_NETWORKS
 from lm_human_preferences.lm_tasks import QuerySampler
 from lm_human_preferences.plan.phases import TrainReward
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.runs import run_record
-from lm_human_preferences.training.networks import REWARD_NETWORKS
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.utils.core import (
     ceil_div,

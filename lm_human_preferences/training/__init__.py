@@ -1,1 +1,1 @@
-"""Code shared by all trainings: loop, hooks, optimizer, networks, precision, console output."""
+"""Code shared by all trainings: the loop with its hooks, and Adam."""

@@ -7,7 +7,7 @@ import torch
 from torch.optim.adam import adam
 
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.training import precision
+from lm_human_preferences.machine import precision
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-5

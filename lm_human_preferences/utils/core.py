@@ -1,6 +1,7 @@
 """Functions on numbers and tensors (the original's utils/core.py)."""
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -17,7 +18,7 @@ from numpy import random as numpy_random
 # The original has these two functions in this module.
 from lm_human_preferences.utils.option_checks import ceil_div as ceil_div
 from lm_human_preferences.utils.option_checks import exact_div as exact_div
-from lm_human_preferences.utils.original_names import explain_missing
+from lm_human_preferences.utils.original_names import refuse
 
 MIN_TEMPERATURE = 1e-10  # lower limit as in the original, so that temperature 0 means greedy
 LARGE_VOCABULARY = 4096  # for more tokens, sampling first draws a piece of PIECE tokens
@@ -232,4 +233,5 @@ def map_micro_batches(
     return concatenate([function(*part) for part in parts])
 
 
-explain_missing(__name__)
+# A `def __getattr__` would make type checkers accept every name.
+globals()['__getattr__'] = functools.partial(refuse, __name__)

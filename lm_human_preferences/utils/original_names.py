@@ -1,7 +1,5 @@
 """Names of the original that this port lacks, and advice on what to use instead."""
 
-import functools
-import sys
 from typing import NoReturn
 
 # {module: {names: advice}}, where the name '' stands for the module itself
@@ -34,8 +32,3 @@ def refuse(module: str, name: str = '') -> NoReturn:
                 ' docs/from-the-original.md'
             )
     raise AttributeError(f'module {module!r} has no attribute {name!r}')
-
-
-def explain_missing(module: str) -> None:
-    """Make a module `refuse` missing names; type checkers would not see through __getattr__."""
-    vars(sys.modules[module])['__getattr__'] = functools.partial(refuse, module)

@@ -17,8 +17,8 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.hparams.reward_options import LabelHParams
 from lm_human_preferences.labels import training_data
+from lm_human_preferences.labels.agreement import wilson_interval
 from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder
-from lm_human_preferences.labels.report.agreement import wilson_interval
 from lm_human_preferences.labels.report.label_report import report
 from lm_human_preferences.language import encodings
 from lm_human_preferences.reward_sources import loading

@@ -11,8 +11,8 @@ from experiments import resolved
 from trainers import rollout_of
 
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.trainers import tracked_samples
-from lm_human_preferences.training import console, loop
+from lm_human_preferences.trainers.additions import console, tracked_samples
+from lm_human_preferences.training import loop
 from lm_human_preferences.utils import logging
 
 NEW = '--rewards.train_new_model'

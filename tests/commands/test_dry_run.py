@@ -8,7 +8,7 @@ from command_line import invoke, last_error_of, succeed
 
 from lm_human_preferences import storage
 from lm_human_preferences.datasets.reviews import WORDS
-from lm_human_preferences.machine import processors
+from lm_human_preferences.machine import hardware
 
 NEW = '--rewards.train_new_model'
 
@@ -53,7 +53,7 @@ def test_what_is_remote_is_not_checked_and_named(tmp_path):
 
 
 def test_sizes_of_released_models_are_known(tmp_path, monkeypatch):
-    monkeypatch.setattr(processors, 'available_memory', lambda: 20 << 30)
+    monkeypatch.setattr(hardware, 'available_memory', lambda: 20 << 30)
     lines = told('train_policy sentiment first --mpi 1 --task.policy.initial_model 774M', tmp_path)
     warnings = [line for line in lines if line.startswith('WARNING: training takes about ')]
     assert warnings and 'a smaller micro_batch_size' in warnings[-1]

@@ -19,7 +19,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.language.causal_lm.architecture import CausalLM
 from lm_human_preferences.runs import run_settings
-from lm_human_preferences.trainers import session
+from lm_human_preferences.trainers.additions import session
 
 WORDS = [f'word{i}' for i in range(26)]
 PREFERENCE = {'prompt': 'word0 word1', 'chosen': 'word2 word3', 'rejected': 'word4'}

@@ -21,10 +21,10 @@ from lm_human_preferences.datasets import reviews
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.labels import training_data
-from lm_human_preferences.language import encodings, reviews_model
+from lm_human_preferences.language import encodings
 from lm_human_preferences.language.datasets import get_dataset
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.synthetic import known_reward
+from lm_human_preferences.synthetic import known_reward, reviews_model
 
 ENCODER = encodings.Reviews.get_encoder()
 

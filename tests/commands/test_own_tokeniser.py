@@ -10,7 +10,7 @@ from tiny_tokenisers import END, write_byte_level, write_words
 
 import sample
 from lm_human_preferences.labels.folder import LabelFolder
-from lm_human_preferences.language import chat
+from lm_human_preferences.language.texts import chat
 
 PAIRS = [
     {'prompt': 'It was late.', 'chosen': ' The fox jumps.', 'rejected': ' She said so twice.'},

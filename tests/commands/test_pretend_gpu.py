@@ -14,11 +14,11 @@ import sample
 from lm_human_preferences.commands import doctor
 from lm_human_preferences.distributed import torch_comm
 from lm_human_preferences.evaluation import evaluate, measure
-from lm_human_preferences.language import encodings, model, reviews_model
+from lm_human_preferences.language import encodings, model
 from lm_human_preferences.language.adapters import layers
-from lm_human_preferences.machine import process
+from lm_human_preferences.machine import hardware
 from lm_human_preferences.reward_sources import loading
-from lm_human_preferences.synthetic import known_reward
+from lm_human_preferences.synthetic import known_reward, reviews_model
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_what_is_said_of_it(gpu, monkeypatch, capsys):
     """Memory that a training has left to PyTorch is free for the next."""
     assert doctor._devices() == '1 GPU(s): NVIDIA Pretence, 40 GiB free'
     gpu.cached = pretend_gpu.MEMORY
-    assert process.free_bytes(ranks=2) == pretend_gpu.MEMORY
+    assert hardware.free_bytes(ranks=2) == pretend_gpu.MEMORY
 
 
 def test_a_base_model_that_is_missing_changes_no_run(gpu, monkeypatch):

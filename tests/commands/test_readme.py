@@ -18,7 +18,7 @@ import launch
 import sample
 from lm_human_preferences.cli import program
 from lm_human_preferences.cli.arguments import convert
-from lm_human_preferences.language.gpt2.files import HParams
+from lm_human_preferences.language.networks.gpt2_files import HParams
 from lm_human_preferences.plan.phases import policy_phase
 from lm_human_preferences.runs import run_dir, run_settings
 

@@ -10,7 +10,7 @@ from online_runs import lines_of
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.language import encodings
-from lm_human_preferences.trainers import tracked_samples
+from lm_human_preferences.trainers.additions import tracked_samples
 
 ENCODER = encodings.Test.get_encoder()
 WORDS = (

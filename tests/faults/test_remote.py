@@ -18,7 +18,7 @@ import sample
 from lm_human_preferences import storage, train_policy
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.runs import run_dir, run_record, uploads
-from lm_human_preferences.trainers import session
+from lm_human_preferences.trainers.additions import session
 
 STORE = 'az://private/runs'
 RUN, CONTAINER = f'{STORE}/run', 'private/runs'

@@ -10,8 +10,8 @@ from tiny_tokenisers import write_byte_level
 
 from lm_human_preferences import errors, storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language import tokenisers
-from lm_human_preferences.language.chat import ChatTemplate
+from lm_human_preferences.language.texts import tokenisers
+from lm_human_preferences.language.texts.chat import ChatTemplate
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.reward_sources import classifier
 from lm_human_preferences.utils import rendering

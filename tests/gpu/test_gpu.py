@@ -14,12 +14,12 @@ from tiny_tokenisers import write_byte_level
 
 from lm_human_preferences.distributed import torch_comm
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.adapters import shared
+from lm_human_preferences.language.texts import tokenisers
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.machine import precision
 from lm_human_preferences.plan.phases import policy_phase
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.training import precision
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason='no GPU is here, or LMHP_TEST_GPU=1 is not set'

@@ -16,7 +16,7 @@ from trainers import snapshot
 from lm_human_preferences import lm_tasks, train_policy, train_reward
 from lm_human_preferences.language import sample
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.trainers import tracked_samples
+from lm_human_preferences.trainers.additions import tracked_samples
 from lm_human_preferences.training.loop import Hook
 
 # What the recordings call them

@@ -3,7 +3,7 @@
 import torch
 
 from lm_human_preferences.checkpointing import checkpoints
-from lm_human_preferences.language.network import HEADS
+from lm_human_preferences.language.networks.network import HEADS
 from lm_human_preferences.language.trained_models import TrainedModel
 
 GAIN, BIAS, HEAD_BIAS = -1.7, 3.0, 0.5  # none of which would go unnoticed

@@ -9,8 +9,8 @@ from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.language import encodings, model
-from lm_human_preferences.language.gpt2.files import HUGGING_FACE_SIZES, TensorFlowNames
-from lm_human_preferences.language.weights import scoped
+from lm_human_preferences.language.networks.gpt2_files import HUGGING_FACE_SIZES, TensorFlowNames
+from lm_human_preferences.language.networks.weights import scoped
 
 SIZES = dict(n_vocab=27, n_ctx=8, n_embd=4, n_head=2, n_layer=1)
 SAMPLES = {'sample': [3, 4], 'sample0': [3, 4], 'sample1': [4, 5]}

@@ -8,7 +8,7 @@ import torch
 from compare import assert_close, assert_equal, logprobs_from_logits, tokens
 from golden_data import json_if_there, load_json, load_npz, npz_keys, under
 
-from lm_human_preferences.training import vocabulary
+from lm_human_preferences.language.networks import vocabulary
 from lm_human_preferences.utils import core
 
 EPSILON = 1e-8  # of whiten

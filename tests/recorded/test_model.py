@@ -8,8 +8,8 @@ from golden_data import found, load_json, load_npz, npz_keys, require, under
 from sample_files import tf_variables
 
 from lm_human_preferences.language import model, trained_models
-from lm_human_preferences.language.attention import KVCache
-from lm_human_preferences.language.weights import CheckpointWeights, load_parameters
+from lm_human_preferences.language.networks.attention import KVCache
+from lm_human_preferences.language.networks.weights import CheckpointWeights, load_parameters
 
 ATOL = 2e-5
 HEADS = ('value', 'reward')

@@ -13,7 +13,8 @@ from tiny_tokenisers import write_words
 from lm_human_preferences import lm_tasks
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language import datasets, encodings, tokenisers
+from lm_human_preferences.language import datasets, encodings
+from lm_human_preferences.language.texts import tokenisers
 from lm_human_preferences.train_policy import make_score_fn
 from lm_human_preferences.utils import core
 

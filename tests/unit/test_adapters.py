@@ -25,16 +25,17 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.commands import export_model
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language import model_kinds, tokenisers
 from lm_human_preferences.language.adapters import layers, record, shared
 from lm_human_preferences.language.model import Projection
-from lm_human_preferences.language.network import Linear
+from lm_human_preferences.language.networks import model_kinds
+from lm_human_preferences.language.networks.network import Linear
+from lm_human_preferences.language.networks.weights import load_parameters
+from lm_human_preferences.language.texts import tokenisers
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.language.weights import load_parameters
+from lm_human_preferences.machine import precision
 from lm_human_preferences.plan.phases import policy_phase, reward_phase
 from lm_human_preferences.rewards import TrainedRewardModel
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import digest_of
 
 NEW = '--rewards.train_new_model'

@@ -6,7 +6,7 @@ import pytest
 
 from lm_human_preferences import label_types
 from lm_human_preferences.label_types import TIE
-from lm_human_preferences.labels.report.agreement import (
+from lm_human_preferences.labels.agreement import (
     clustered_interval,
     effective_answers,
     in_words,

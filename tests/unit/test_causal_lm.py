@@ -10,14 +10,14 @@ from tiny_causal_lms import N_VOCAB, save, tiny
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import trained_models
-from lm_human_preferences.language.attention import BlockInputs
 from lm_human_preferences.language.causal_lm import architecture
 from lm_human_preferences.language.causal_lm.network import TransformersNetwork, rows_are_exact
 from lm_human_preferences.language.causal_lm.sizes import blocks_of, sizes_of
-from lm_human_preferences.language.network import Network
+from lm_human_preferences.language.networks.attention import BlockInputs
+from lm_human_preferences.language.networks.network import Network
+from lm_human_preferences.language.networks.weights import CAUSAL_LM
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.language.weights import CAUSAL_LM
-from lm_human_preferences.training import precision
+from lm_human_preferences.machine import precision
 
 TAKEN = (
     'arcee codegen cohere falcon gemma3_text glm4 gpt2 gpt_bigcode gpt_neo gpt_neox gptj granite'
@@ -150,7 +150,7 @@ def test_responses_that_see_each_other_are_refused(monkeypatch):
         return torch.ones(2 * (len(same_completion) + 6,), dtype=torch.bool)
 
     network = network_of('llama')
-    monkeypatch.setattr('lm_human_preferences.language.network.F.pad', all_true)
+    monkeypatch.setattr('lm_human_preferences.language.networks.network.F.pad', all_true)
     with pytest.raises(UserError, match='several responses behind one query affect each other'):
         architecture.check_network(network, 'org/name')
 

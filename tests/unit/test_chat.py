@@ -1,4 +1,4 @@
-"""language/chat and datasets/messages: contexts by the chat template of a tokeniser."""
+"""language/texts/chat and datasets/messages: contexts by the chat template of a tokeniser."""
 
 import dataclasses
 import json
@@ -12,9 +12,10 @@ from lm_human_preferences import lm_tasks
 from lm_human_preferences.datasets import jsonl, messages
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels.texts.tokenise import Tokeniser
-from lm_human_preferences.language import encodings, tokenisers
-from lm_human_preferences.language.chat import ChatTemplate
-from lm_human_preferences.language.gpt2.files import HParams
+from lm_human_preferences.language import encodings
+from lm_human_preferences.language.networks.gpt2_files import HParams
+from lm_human_preferences.language.texts import tokenisers
+from lm_human_preferences.language.texts.chat import ChatTemplate
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|> {{ message['content'] }}"

@@ -15,7 +15,7 @@ from lm_human_preferences.checkpointing import checkpoints as saving
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.language.gpt2.files import TensorFlowNames
+from lm_human_preferences.language.networks.gpt2_files import TensorFlowNames
 from lm_human_preferences.utils import stop_signals
 
 

@@ -21,7 +21,7 @@ from lm_human_preferences.distributed.torch_comm import (
     encode,
 )
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.machine import process
+from lm_human_preferences.machine import hardware
 
 SHAPES = ((), (1,), (3, 5), (2, 0), (7,), (257, 3))
 
@@ -182,10 +182,10 @@ def test_gradients_are_freed_with_their_parameters():
     ],
 )
 def test_each_rank_takes_a_gpu_of_its_own(visible, chosen):
-    assert [process.choose_gpu(visible, rank) for rank in range(len(visible))] == chosen
+    assert [hardware.choose_gpu(visible, rank) for rank in range(len(visible))] == chosen
     message = r'^3 ranks on \S+, which has 2 visible GPU\(s\): use --mpi 2, .* CUDA_VISIBLE_DEV'
     with pytest.raises(UserError, match=message):
-        process.choose_gpu([['a', 'b']] * 3, 1)
+        hardware.choose_gpu([['a', 'b']] * 3, 1)
 
 
 @pytest.mark.parametrize('value', [None, 2**70, -0.0, math.inf, 'a"é\ud800', {'a': [True, {}]}])
@@ -223,7 +223,7 @@ def test_what_ranks_do_not_send(value):
 def test_containers_of_one_host_are_hosts_of_their_own(monkeypatch):
     """They have the same boot id, but quotas of processors and memory of their own."""
     limits, sent = [], []
-    monkeypatch.setattr(process, 'limit_threads', lambda *limit: limits.append(limit))
+    monkeypatch.setattr(hardware, 'limit_threads', lambda *limit: limits.append(limit))
     for rank, name in enumerate(['pod-0', 'pod-1']):
         monkeypatch.setattr(socket, 'gethostname', lambda name=name: name)
         comm = TorchComm.__new__(TorchComm)

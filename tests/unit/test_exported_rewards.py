@@ -14,8 +14,9 @@ from tiny_tokenisers import END, SENTENCES, write_byte_level, write_sentencepiec
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language import encodings, tokenisers
+from lm_human_preferences.language import encodings
 from lm_human_preferences.language.exported import checks, classifier, tokeniser
+from lm_human_preferences.language.texts import tokenisers
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.reward_sources import loading
 

@@ -15,12 +15,12 @@ from trainers import loss_of, ppo_trainer, rollouts_of
 from lm_human_preferences import ppo
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language import attention, model
+from lm_human_preferences.language import model
+from lm_human_preferences.language.networks import attention, vocabulary
 from lm_human_preferences.language.sample import Decoding
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.machine import processors
+from lm_human_preferences.machine import hardware, precision
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.training import precision, vocabulary
 from lm_human_preferences.training.optimizer import Adam
 
 CPU = torch.device('cpu')
@@ -129,8 +129,8 @@ def test_heads_that_share_keys(queries, groups):
 
 
 def test_products_that_lose_digits_are_not_taken(monkeypatch):
-    rounding = processors.Processor('an', 'AMD', ('avx512_bf16', 'amx_bf16'))
-    monkeypatch.setattr(processors, 'this_processor', lambda: rounding)
+    rounding = hardware.Processor('an', 'AMD', ('avx512_bf16', 'amx_bf16'))
+    monkeypatch.setattr(hardware, 'this_processor', lambda: rounding)
     kernels = precision.configure('fp32', CPU, 'onednn')
     assert torch.backends.mkldnn.matmul.fp32_precision == 'none'
     assert kernels.library == 'default' and kernels.fuses_attention

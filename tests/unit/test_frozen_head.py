@@ -28,7 +28,7 @@ from lm_human_preferences.reward_sources.frozen_head.reward import (
     features_of,
     probe_of,
 )
-from lm_human_preferences.trainers import head_training
+from lm_human_preferences.trainers.additions import head_training
 
 TYPES = {'best_of_2': 2, 'best_of_4': 4, 'scalar_rating': 1, 'scalar_compare': 2}
 

@@ -13,8 +13,8 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels import training_data
+from lm_human_preferences.labels.agreement import clustered_interval
 from lm_human_preferences.labels.held_out import parted, predict, split, subjects_of
-from lm_human_preferences.labels.report.agreement import clustered_interval
 from lm_human_preferences.language import encodings
 
 PAIRS = label_types.get('best_of_2')

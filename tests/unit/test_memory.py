@@ -19,13 +19,14 @@ from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.language import model
 from lm_human_preferences.language.causal_lm.network import TransformersNetwork
 from lm_human_preferences.language.causal_lm.sizes import sizes_of
-from lm_human_preferences.machine import processors
+from lm_human_preferences.language.networks import scopes
+from lm_human_preferences.machine import hardware, precision
 from lm_human_preferences.plan.phases import make_plan, policy_phase, reward_phase
-from lm_human_preferences.trainers import session
-from lm_human_preferences.training import networks, optimizer, precision
+from lm_human_preferences.trainers.additions import session
+from lm_human_preferences.training import optimizer
 
 # Three networks, one of which learns
-POLICY = networks.Networks(learning=('policy',), frozen=('ref_policy', 'reward_model'))
+POLICY = scopes.Networks(learning=('policy',), frozen=('ref_policy', 'reward_model'))
 CPU, GPU = torch.device('cpu'), torch.device('cuda')
 
 
@@ -57,7 +58,7 @@ def memory_of(sizes=SIZES, device=CPU, networks=POLICY, run=None, **work):
     settings = reward_options.RunHParams()
     settings.override_from_dict(run or {})
     work = {'rows': 5, 'tokens': 7, 'predicted': 2, 'micro_batch_size': None, **work}
-    return networks.memory(sizes, settings, device, **work)
+    return scopes.memory(sizes, settings, device, **work)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def memory_of(sizes=SIZES, device=CPU, networks=POLICY, run=None, **work):
         ({'run': {'gradient_checkpointing': True}}, CPU, 19_296 + 1_680 + 10_920 + 400),
         ({'micro_batch_size': 2}, CPU, 19_296 + 1.8 * 0.4 * (32_760 + 400)),
         ({'micro_batch_size': 2}, GPU, 19_296 + 0.4 * (26_880 + 400)),
-        ({'networks': networks.REWARD_NETWORKS}, CPU, 16_080 + 32_760 + 400),
+        ({'networks': scopes.REWARD_NETWORKS}, CPU, 16_080 + 32_760 + 400),
         ({'networks': replace(POLICY, learning=(), frozen=('a', 'b', 'c'))}, CPU, 20_968),
         ({'run': {'precision': 'bf16'}}, GPU, 24_120 + 13_440 + 400),
     ],
@@ -157,12 +158,12 @@ def test_what_a_host_has_left(tmp_path, groups, files, free):
     for name, text in files.items():
         (cgroups / name).parent.mkdir(parents=True, exist_ok=True)
         (cgroups / name).write_text(text)
-    assert processors.available_memory(proc, cgroups) == free
+    assert hardware.available_memory(proc, cgroups) == free
 
 
 def test_a_training_looks_before_it_begins(monkeypatch, capsys):
     # The episodes fit, training does not.
-    monkeypatch.setattr(processors, 'available_memory', lambda: 70_000)
+    monkeypatch.setattr(hardware, 'available_memory', lambda: 70_000)
     hparams = resolved('train_policy', 'test', {'rewards.train_new_model': None})
     hparams.override_from_dict({'rewards.trained_model': 'test', 'ppo.total_episodes': 64})
     train_policy.train(hparams)
@@ -205,7 +206,7 @@ def test_what_a_step_works_on():
     policy.ppo.samples_per_query, policy.ppo.nminibatches = 4, 2
     work.update(rows=32, tokens=64 / 4 + 24)
     assert policy_phase(policy).memory(SIZES, 8, CPU) == expected(**work)
-    work.update(rows=4, tokens=160, predicted=0, networks=networks.REWARD_NETWORKS)
+    work.update(rows=4, tokens=160, predicted=0, networks=scopes.REWARD_NETWORKS)
     assert reward_phase(reward).memory(SIZES, 8, CPU) == expected(**work)
 
 

@@ -18,11 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainers import learner_with
 
 from lm_human_preferences import train_policy
-from lm_human_preferences.language import attention, model, sample
+from lm_human_preferences.language import model, sample
+from lm_human_preferences.language.networks import attention
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.machine import precision
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel, make_score_fn
-from lm_human_preferences.training import precision
 
 READS = {'_local_scalar_dense', 'nonzero', 'item', 'is_nonzero', 'equal'}
 LAYERS = 4

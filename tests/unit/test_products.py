@@ -6,12 +6,11 @@ import torch
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.hparams import reward_options
-from lm_human_preferences.language.gpt2.files import HParams as Sizes
+from lm_human_preferences.language.networks.gpt2_files import HParams as Sizes
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.machine import process, processors
+from lm_human_preferences.machine import hardware, precision
 from lm_human_preferences.plan.phases import reward_phase
-from lm_human_preferences.trainers import session
-from lm_human_preferences.training import precision
+from lm_human_preferences.trainers.additions import session
 from lm_human_preferences.utils.core import default_device
 
 X86 = 'vendor_id\t: {0}\nmodel name\t: A {0}\nflags\t\t: fpu sse2 {1}\n\nvendor_id\t: other\n'
@@ -36,7 +35,7 @@ def test_kinds_of_processors(machine, kind):
     """Their library, and the rows for which they take prepacked weights."""
     text, library, rows = KINDS[kind]
     machine(kind)
-    processor = processors.this_processor()
+    processor = hardware.this_processor()
     assert precision.fastest_library(768) == library
     assert precision.fastest_library(128) == 'default'
     assert ('avx512f' in text) == bool(precision.prepacked_rows(processor, 'onednn'))
@@ -52,14 +51,14 @@ def test_kinds_of_processors(machine, kind):
     ],
 )
 def test_processors_are_read(text, processor):
-    assert str(processors.parse_cpuinfo(text)) == processor
+    assert str(hardware.parse_cpuinfo(text)) == processor
 
 
 @pytest.fixture
 def machine(monkeypatch):
     def pretend(kind):
-        processor = processors.parse_cpuinfo(KINDS[kind][0])
-        monkeypatch.setattr(processors, 'this_processor', lambda: processor)
+        processor = hardware.parse_cpuinfo(KINDS[kind][0])
+        monkeypatch.setattr(hardware, 'this_processor', lambda: processor)
 
     return pretend
 
@@ -98,9 +97,9 @@ def test_a_network_takes_a_thread_or_what_this_host_allows(
     monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
     if given is not None:
         monkeypatch.setenv('OMP_NUM_THREADS', given)
-    monkeypatch.setattr(processors, 'cpu_quota', lambda: 3)
-    monkeypatch.setattr(processors, 'core_of_each', lambda affinity: {})
-    monkeypatch.setattr(process.os, 'sched_getaffinity', lambda process: set(range(16)))
+    monkeypatch.setattr(hardware, 'cpu_quota', lambda: 3)
+    monkeypatch.setattr(hardware, 'core_of_each', lambda affinity: {})
+    monkeypatch.setattr(hardware.os, 'sched_getaffinity', lambda process: set(range(16)))
     counts = [before]
     monkeypatch.setattr(torch, 'get_num_threads', lambda: counts[-1])
     monkeypatch.setattr(torch, 'set_num_threads', counts.append)
@@ -138,7 +137,7 @@ HYPERTHREADS = {processor: f'{processor % 4},{processor % 4 + 4}' for processor 
     ],
 )
 def test_threads_are_the_cores_of_a_share(affinities, core_of, quota, threads):
-    assert processors.thread_count(affinities, 0, core_of, quota) == threads
+    assert hardware.thread_count(affinities, 0, core_of, quota) == threads
 
 
 @pytest.mark.parametrize(
@@ -157,20 +156,20 @@ def test_quota_of_a_container(tmp_path, memberships, files, quota):
         path.write_text(text + '\n')
     listed = tmp_path / 'memberships'
     listed.write_text(memberships + '\n')
-    assert processors.cpu_quota(tmp_path / 'cgroup', listed) == quota
+    assert hardware.cpu_quota(tmp_path / 'cgroup', listed) == quota
 
 
 def test_hyperthreads_are_of_one_core(monkeypatch, tmp_path):
-    monkeypatch.setattr(processors, 'SIBLINGS', f'{tmp_path}/{{}}')
+    monkeypatch.setattr(hardware, 'SIBLINGS', f'{tmp_path}/{{}}')
     for processor, siblings in {0: '0,4', 4: '0,4', 1: '1,5', 5: '1,5'}.items():
         (tmp_path / str(processor)).write_text(f'{siblings}\n')
-    cores = processors.core_of_each([0, 1, 4, 7])
+    cores = hardware.core_of_each([0, 1, 4, 7])
     assert cores == {0: '0,4', 1: '1,5', 4: '0,4'}
-    assert processors.thread_count([{0, 1, 4, 7}], 0, cores, None) == 3
+    assert hardware.thread_count([{0, 1, 4, 7}], 0, cores, None) == 3
     counts = []
     monkeypatch.delenv('OMP_NUM_THREADS')
     monkeypatch.setattr(torch, 'get_num_threads', lambda: 2)
     monkeypatch.setattr(torch, 'set_num_threads', counts.append)
-    monkeypatch.setattr(processors, 'cpu_quota', lambda: None)
-    process.limit_threads([[0, 1], [4, 5]], 0)
+    monkeypatch.setattr(hardware, 'cpu_quota', lambda: None)
+    hardware.limit_threads([[0, 1], [4, 5]], 0)
     assert counts == [1]  # two ranks share both cores

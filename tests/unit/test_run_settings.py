@@ -8,7 +8,7 @@ from golden_data import require
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options, reward_options
-from lm_human_preferences.language.gpt2 import files as gpt2
+from lm_human_preferences.language.networks import gpt2_files as gpt2
 from lm_human_preferences.runs import run_dir, run_record, run_settings
 from lm_human_preferences.utils import hyperparams
 

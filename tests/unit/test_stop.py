@@ -13,8 +13,9 @@ from trainers import learner_with, rollout_of
 
 from lm_human_preferences import lm_tasks, ppo, train_policy
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language import encodings, sample, tokenisers
+from lm_human_preferences.language import encodings, sample
 from lm_human_preferences.language.sample import Decoding
+from lm_human_preferences.language.texts import tokenisers
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 

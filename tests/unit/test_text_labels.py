@@ -20,7 +20,8 @@ from lm_human_preferences.labels import training_data
 from lm_human_preferences.labels.texts import records, tokenise
 from lm_human_preferences.labels.texts.records import TextLabel
 from lm_human_preferences.labels.texts.token_ids import preferences
-from lm_human_preferences.language import encodings, tokenisers
+from lm_human_preferences.language import encodings
+from lm_human_preferences.language.texts import tokenisers
 from lm_human_preferences.runs.run_files import LABELLER
 
 PAIRS = label_types.get('best_of_2')

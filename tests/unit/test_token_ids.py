@@ -12,7 +12,8 @@ from tiny_tokenisers import write_words
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels import training_data
 from lm_human_preferences.labels.texts import token_ids
-from lm_human_preferences.language import datasets, encodings, tokenisers
+from lm_human_preferences.language import datasets, encodings
+from lm_human_preferences.language.texts import tokenisers
 
 WORDS = ['the', 'film', 'was', 'good', 'bad', 'a', 'b']
 

@@ -1,4 +1,4 @@
-"""language/tokenisers: the tokeniser of a directory as an encoding."""
+"""language/texts/tokenisers: the tokeniser of a directory as an encoding."""
 
 import json
 import shutil
@@ -16,7 +16,8 @@ from tiny_tokenisers import (
 
 from lm_human_preferences import lm_tasks
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language import encodings, tokenisers
+from lm_human_preferences.language import encodings
+from lm_human_preferences.language.texts import tokenisers
 from lm_human_preferences.language.trained_models import TrainedModel
 
 TEXTS = [*SENTENCES, ' he said', "'s", '', ' ', '\n\n', f'a{END}b', '<s>the']

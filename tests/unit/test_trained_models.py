@@ -20,9 +20,9 @@ from lm_human_preferences.checkpointing.checkpoints import write_bundle
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings
-from lm_human_preferences.language.gpt2.files import HParams
 from lm_human_preferences.language.model import Model
-from lm_human_preferences.language.model_kinds import RELEASED
+from lm_human_preferences.language.networks.gpt2_files import HParams
+from lm_human_preferences.language.networks.model_kinds import RELEASED
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.utils import logging
 

@@ -18,7 +18,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.adapters.shared import SharedBase
 from lm_human_preferences.language.causal_lm import library
-from lm_human_preferences.language.network import Network
+from lm_human_preferences.language.networks.network import Network
 from lm_human_preferences.language.trained_models import GPT2, TrainedModel
 
 # Families whose files have buffers: biases of routers, scales of layers

@@ -14,7 +14,7 @@ from lm_human_preferences.errors import UserError, option_renamed
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.texts import preferences, records
 from lm_human_preferences.labels.texts.tokenise import Skipped, Tokeniser
-from lm_human_preferences.language import model_kinds
+from lm_human_preferences.language.networks import model_kinds
 from lm_human_preferences.reward_sources.frozen_head import head
 from lm_human_preferences.reward_sources.frozen_head.reward import FrozenReward
 from lm_human_preferences.reward_sources.loading import (

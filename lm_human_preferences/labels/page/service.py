@@ -20,7 +20,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels.answers import REASONS
 from lm_human_preferences.labels.folder import GOLD, LabelFolder, Question, given
 from lm_human_preferences.labels.labeller import Labeller
-from lm_human_preferences.language import tokenisers
+from lm_human_preferences.language.texts import tokenisers
 
 HOLD_SECONDS = 120.0  # seconds without an answer after which others may get the question, too
 

@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from lm_human_preferences.label_types import TIE, Value
+from lm_human_preferences.labels import agreement
 from lm_human_preferences.labels.answers import Answer, is_unnamed
 from lm_human_preferences.labels.folder import GOLD, VALIDATION, LabelFolder
-from lm_human_preferences.labels.report import agreement
 
 Policy = tuple[str, str]  # (path of a policy, digest of its weights)
 Said = dict[str, dict[str, Value]]  # {question: {labeller: answer}}, without skips

@@ -6,8 +6,9 @@ from typing import Any
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.labels.answers import ID
-from lm_human_preferences.language import encodings, tokenisers
+from lm_human_preferences.language import encodings
 from lm_human_preferences.language.encodings import Encoder, Encoding
+from lm_human_preferences.language.texts import tokenisers
 
 FIELD = 'encoding'
 TOKENS, TEXT, PREFERENCES = 'tokens', 'text', 'preferences'  # values of --export_as

@@ -12,8 +12,8 @@ from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.texts import preferences, records
 from lm_human_preferences.labels.texts.records import TextLabel, Tokens
-from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoding
+from lm_human_preferences.language.texts import tokenisers
 from lm_human_preferences.utils.streams import printable
 
 # {name of a count in Tokeniser.counts: line for the user}

@@ -9,8 +9,8 @@ from torch import nn
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.language.model import Projection
-from lm_human_preferences.language.network import Linear, Network
-from lm_human_preferences.training import precision
+from lm_human_preferences.language.networks.network import Linear, Network
+from lm_human_preferences.machine import precision
 
 A, B = 'lora_A', 'lora_B'  # PEFT's names for the parameters of an adapted layer
 

@@ -14,8 +14,8 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.adapters.layers import attach
 from lm_human_preferences.language.adapters.record import Record, read
 from lm_human_preferences.language.causal_lm.library import explained
-from lm_human_preferences.language.model_kinds import PEFT_CONFIG
-from lm_human_preferences.language.weights import (
+from lm_human_preferences.language.networks.model_kinds import PEFT_CONFIG
+from lm_human_preferences.language.networks.weights import (
     CAUSAL_LM,
     EMBEDDING_LAYER,
     OUTPUT_LAYER,

@@ -12,9 +12,9 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.language.adapters.layers import A, B
-from lm_human_preferences.language.model_kinds import has_adapters
-from lm_human_preferences.language.network import HEADS
-from lm_human_preferences.language.weights import CheckpointWeights, Weights, scoped
+from lm_human_preferences.language.networks.model_kinds import has_adapters
+from lm_human_preferences.language.networks.network import HEADS
+from lm_human_preferences.language.networks.weights import CheckpointWeights, Weights, scoped
 from lm_human_preferences.runs.run_files import ADAPTER
 from lm_human_preferences.storage.schema import matches_schema
 from lm_human_preferences.utils.hyperparams import reading

@@ -15,10 +15,10 @@ from lm_human_preferences.hparams.reward_options import RunHParams
 from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.language.adapters import layers, record
 from lm_human_preferences.language.model import Projection
-from lm_human_preferences.language.network import HEADS, Network
+from lm_human_preferences.language.networks.network import HEADS, Network
+from lm_human_preferences.language.networks.scopes import Sizes
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.machine import process
-from lm_human_preferences.training.networks import Sizes
+from lm_human_preferences.machine import hardware
 from lm_human_preferences.utils.core import digest_of
 
 Adapters = dict[str, LoraHParams]  # {scope of a trainable network: its LoRA options}
@@ -88,7 +88,7 @@ class SharedBase(TrainedModel):
     def reduce(self) -> None:
         """Convert the base model's linear layers to bfloat16, and free the unused memory."""
         layers.reduce(self._base)
-        process.release_freed_memory()
+        hardware.release_freed_memory()
 
 
 class Bases(dict[Any, SharedBase]):

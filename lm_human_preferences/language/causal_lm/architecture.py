@@ -17,9 +17,9 @@ from lm_human_preferences.language.causal_lm.library import (
 )
 from lm_human_preferences.language.causal_lm.network import OwnNames, TransformersNetwork
 from lm_human_preferences.language.causal_lm.sizes import TransformersSizes, sizes_of
-from lm_human_preferences.language.model_kinds import CONFIG_FILE
-from lm_human_preferences.language.weights import CAUSAL_LM
-from lm_human_preferences.training import precision
+from lm_human_preferences.language.networks.model_kinds import CONFIG_FILE
+from lm_human_preferences.language.networks.weights import CAUSAL_LM
+from lm_human_preferences.machine import precision
 
 TOLERANCE = 1e-3  # largest difference, relative to the largest output, in float32
 LENGTH = 12  # tokens in the test sequence

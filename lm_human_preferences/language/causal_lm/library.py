@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language.network import HEADS
-from lm_human_preferences.language.weights import (
+from lm_human_preferences.language.networks.network import HEADS
+from lm_human_preferences.language.networks.weights import (
     CAUSAL_LM,
     OF_NO_USE,
     Weights,

@@ -7,13 +7,13 @@ from typing import Any, Self
 import torch
 
 from lm_human_preferences.checkpointing.names import VariableNames
-from lm_human_preferences.language.attention import BlockInputs, KVCache, Rows
 from lm_human_preferences.language.causal_lm import rows as fast_pass
 from lm_human_preferences.language.causal_lm.sizes import blocks_of
-from lm_human_preferences.language.network import Network
-from lm_human_preferences.language.weights import CAUSAL_LM
-from lm_human_preferences.training import precision
-from lm_human_preferences.training.networks import Sizes
+from lm_human_preferences.language.networks.attention import BlockInputs, KVCache, Rows
+from lm_human_preferences.language.networks.network import Network
+from lm_human_preferences.language.networks.scopes import Sizes
+from lm_human_preferences.language.networks.weights import CAUSAL_LM
+from lm_human_preferences.machine import precision
 from lm_human_preferences.utils.core import index_each
 
 ROWS_TOLERANCE = 1e-3  # largest difference, relative to the largest output, in float32

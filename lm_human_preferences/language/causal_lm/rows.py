@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from lm_human_preferences.language.attention import Rows, Unpadding, attend, take_queries
 from lm_human_preferences.language.causal_lm.sizes import blocks_of
-from lm_human_preferences.language.network import Linear
-from lm_human_preferences.training import precision
+from lm_human_preferences.language.networks.attention import Rows, Unpadding, attend, take_queries
+from lm_human_preferences.language.networks.network import Linear
+from lm_human_preferences.machine import precision
 
 OUR_ATTENTION = 'lm_human_preferences'
 OWN_ATTENTION = 'sdpa'  # ours can only replace this one: neither has soft caps or sinks

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from lm_human_preferences.training.networks import Sizes
+from lm_human_preferences.language.networks.scopes import Sizes
 from lm_human_preferences.utils.hyperparams import option
 
 UNKNOWN_LENGTH = 2048  # context of models whose config has none, as they embed no positions

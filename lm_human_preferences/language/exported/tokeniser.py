@@ -1,8 +1,8 @@
 """Tokeniser of an exported reward model, with which transformers encodes texts as we do.
 
-It puts no tokens around a text, and no space before it (see language/tokenisers.py). Its padding
-token occurs in no text, since transformers reads the score at the last token that is not padding.
-There is no chat template, as only policies use one.
+It puts no tokens around a text, and no space before it (see language/texts/tokenisers.py). Its
+padding token occurs in no text, since transformers reads the score at the last token that is not
+padding. There is no chat template, as only policies use one.
 """
 
 import json
@@ -18,7 +18,7 @@ from lm_human_preferences.language.encodings import (
     Encoding,
     WordEncoder,
 )
-from lm_human_preferences.language.tokenisers import TokeniserEncoding, tokenizer_of
+from lm_human_preferences.language.texts.tokenisers import TokeniserEncoding, tokenizer_of
 
 PADDING = '<|pad|>'
 _NAMED = ('bos_token', 'eos_token', 'unk_token')

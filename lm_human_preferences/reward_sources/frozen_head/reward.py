@@ -8,7 +8,7 @@ import torch
 
 from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language.model_kinds import is_model, is_saved_by_transformers
+from lm_human_preferences.language.networks.model_kinds import is_model, is_saved_by_transformers
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources.frozen_head.head import (

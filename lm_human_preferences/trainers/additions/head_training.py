@@ -20,7 +20,8 @@ from lm_human_preferences.reward_sources.frozen_head.reward import (
     probe_of,
 )
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.trainers import reward_trainer, session
+from lm_human_preferences.trainers import reward_trainer
+from lm_human_preferences.trainers.additions import session
 from lm_human_preferences.utils.core import ceil_div, exact_div
 from lm_human_preferences.utils.logging import Logger, announce, log_in_summary, progress
 

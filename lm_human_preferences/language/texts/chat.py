@@ -14,7 +14,7 @@ from lm_human_preferences.datasets import messages
 from lm_human_preferences.datasets.messages import Message
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.encodings import Encoder
-from lm_human_preferences.language.tokenisers import TokeniserEncoder
+from lm_human_preferences.language.texts.tokenisers import TokeniserEncoder
 from lm_human_preferences.utils.rendering import TemplateError, render
 
 # A query inside a chat template may take about this many tokens more than it takes alone.

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from lm_human_preferences.training import precision
+from lm_human_preferences.machine import precision
 
 
 def positions_for(mask: torch.Tensor) -> torch.Tensor:

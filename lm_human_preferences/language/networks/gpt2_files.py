@@ -10,7 +10,7 @@ import torch
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.training.networks import Sizes
+from lm_human_preferences.language.networks.scopes import Sizes
 from lm_human_preferences.training.optimizer import BETAS
 from lm_human_preferences.utils.hyperparams import note_unknown, option
 

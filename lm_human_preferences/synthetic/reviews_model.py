@@ -17,10 +17,11 @@ from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.datasets import reviews
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.language import attention, encodings, model
-from lm_human_preferences.language import network as network_module
-from lm_human_preferences.language.gpt2 import files
-from lm_human_preferences.training import optimizer, precision
+from lm_human_preferences.language import encodings, model
+from lm_human_preferences.language.networks import attention, gpt2_files
+from lm_human_preferences.language.networks import network as network_module
+from lm_human_preferences.machine import precision
+from lm_human_preferences.training import optimizer
 from lm_human_preferences.utils import core
 from lm_human_preferences.utils.logging import progress
 
@@ -35,7 +36,8 @@ SEED = 0
 def directory() -> str:
     """Return the model's directory in the cache; if it is missing, train the model first."""
     # The modules that the weights depend on: texts, network and training
-    texts, network = [sys.modules[__name__], reviews], [model, network_module, attention, files]
+    texts = [sys.modules[__name__], reviews]
+    network = [model, network_module, attention, gpt2_files]
     training = [optimizer, precision, core]
     name = encodings.Reviews.name
     return computed_once(name, _create, [*texts, *network, *training])

@@ -11,7 +11,8 @@ from torch import nn
 
 from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language.attention import (
+from lm_human_preferences.language.networks import vocabulary
+from lm_human_preferences.language.networks.attention import (
     BlockInputs,
     Rows,
     Unpadding,
@@ -20,8 +21,8 @@ from lm_human_preferences.language.attention import (
     last_present,
     positions_for,
 )
-from lm_human_preferences.training import precision, vocabulary
-from lm_human_preferences.training.networks import Sizes
+from lm_human_preferences.language.networks.scopes import Sizes
+from lm_human_preferences.machine import precision
 from lm_human_preferences.utils.core import MIN_TEMPERATURE, index_each
 
 HEADS = 'heads.'  # prefix of the names of the scalar heads' parameters

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.machine import process, processors
-from lm_human_preferences.machine.processors import Processor
+from lm_human_preferences.machine import hardware
+from lm_human_preferences.machine.hardware import Processor
 from lm_human_preferences.utils.core import default_device
 
 # Tokens whose logits MKL computes per call; one call for all 50,257 takes 1.4 times as long.
@@ -51,9 +51,9 @@ def configure_for(
     n_embd: int, precision: str, library: Library | None = None, *, deterministic: bool = True
 ) -> None:
     """Configure this process for a network of width `n_embd`. library: None for the fastest."""
-    process.limit_alone()
+    hardware.limit_alone()
     # Operations of a tiny network take microseconds, less than synchronising threads.
-    if n_embd <= TINY_WIDTH and not process.threads_are_set():
+    if n_embd <= TINY_WIDTH and not hardware.threads_are_set():
         torch.set_num_threads(1)
     library = library or fastest_library(n_embd)
     configure(precision, default_device(), library, deterministic=deterministic)
@@ -87,8 +87,8 @@ def configure(
             deterministic=deterministic,
         )
         return _kernels
-    process.keep_freed_memory()
-    processor = processors.this_processor()
+    hardware.keep_freed_memory()
+    processor = hardware.this_processor()
     if not ROUNDING.isdisjoint(processor.features):
         library = 'default'
     select_library(library)
@@ -269,8 +269,8 @@ def fastest_library(n_embd: int) -> Library:
     if default_device().type != 'cpu' or n_embd <= TINY_WIDTH:
         return 'default'
     # In measurements, oneDNN is faster on AMD processors that support bf16.
-    processor = processors.this_processor()
-    is_amd_with_bf16 = processor.vendor == processors.AMD and 'avx512_bf16' in processor.features
+    processor = hardware.this_processor()
+    is_amd_with_bf16 = processor.vendor == hardware.AMD and 'avx512_bf16' in processor.features
     return 'onednn' if is_amd_with_bf16 else 'default'
 
 
@@ -279,8 +279,8 @@ def prepacked_rows(processor: Processor, library: Library) -> range:
     features = processor.features
     if library == 'onednn':
         return range(1, 65) if 'avx512f' in features else range(0)
-    is_faster = processor.vendor == processors.INTEL and 'avx512f' in features
-    if processor.vendor == processors.AMD:
+    is_faster = processor.vendor == hardware.INTEL and 'avx512f' in features
+    if processor.vendor == hardware.AMD:
         is_faster = 'avx2' in features and 'avx512f' not in features
     return range(2, 33) if is_faster else range(0)
 

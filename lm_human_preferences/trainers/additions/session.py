@@ -14,12 +14,13 @@ from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.adapters.shared import Bases
-from lm_human_preferences.machine import process
+from lm_human_preferences.machine import hardware, precision
+from lm_human_preferences.machine.precision import Library
 from lm_human_preferences.plan import phases
 from lm_human_preferences.plan.phases import LESS_MEMORY, make_plan, policy_phase
 from lm_human_preferences.runs import run_dir, run_files, run_record, run_settings
-from lm_human_preferences.training import console, loop, precision
-from lm_human_preferences.training.precision import Library
+from lm_human_preferences.trainers.additions import console
+from lm_human_preferences.training import loop
 from lm_human_preferences.utils.core import ceil_div, default_device
 from lm_human_preferences.utils.logging import (
     announce,
@@ -136,7 +137,7 @@ class Run:
         log_as_original(f'Will save to {run.save_dir}')
         ranks = self.comm.size
         run_settings.write(self.settings, run.directory, experiment=self.experiment, ranks=ranks)
-        origin = {'ranks': ranks, **process.hardware()}
+        origin = {'ranks': ranks, **hardware.description()}
         run_record.begin(run.directory, phase.command.command, origin, {network: seed})
         initial_model.write_files(storage.join(run.directory, network))
 

@@ -27,7 +27,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError, no_panics
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.encodings import Encoder, Encoding
-from lm_human_preferences.language.model_kinds import CONFIG_FILE, released_name
+from lm_human_preferences.language.networks.model_kinds import CONFIG_FILE, released_name
 from lm_human_preferences.runs import run_files
 
 TOKENISER, SETTINGS = run_files.TOKENISER, run_files.TOKENISER_SETTINGS

@@ -1,1 +1,0 @@
-"""GPT-2: its sizes, and its names in TensorFlow checkpoints."""

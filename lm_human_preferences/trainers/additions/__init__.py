@@ -1,0 +1,1 @@
+"""What trainings have beyond the original: resuming, heads, tracked samples, their console."""
