@@ -21,12 +21,15 @@ class UserError(ValueError):
 
 
 class OptionError(UserError):
-    """Mistake in the value of an option or argument. Its message is the option and `text`."""
+    """Mistake in the value of an option or argument; `text` is the message without the option.
 
-    def __init__(self, option: str, text: str) -> None:
-        super().__init__(f'{option} {text}')
-        self.option = option
-        self.text = text
+    message: begins with `option`, by default its first word.
+    """
+
+    def __init__(self, message: str, option: str = '') -> None:
+        super().__init__(message)
+        self.option = option or message.split()[0]
+        self.text = message.removeprefix(self.option).removeprefix(' ')
 
 
 @contextlib.contextmanager
@@ -70,7 +73,7 @@ def about_option(option: str, kind: type[UserError] = UserError) -> Iterator[Non
         yield
     except kind as e:
         text = e.text if isinstance(e, OptionError) else str(e)
-        raise OptionError(option, text) from e
+        raise OptionError(f'{option} {text}', option) from e
 
 
 # Context manager that replaces the option named by an OptionError; other errors pass unchanged.

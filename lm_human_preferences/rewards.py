@@ -155,8 +155,8 @@ def check_encoding(directory: str, name: str, encoding: Encoding) -> None:
     """Raise OptionError unless the reward model in `directory` has the policy's encoding."""
     if name != encoding.name:
         raise OptionError(
-            '--rewards.trained_model',
-            f'{directory} has the encoding {name!r:.80}, not {encoding.name!r}',
+            f'--rewards.trained_model {directory} has the encoding {name!r:.80}, not'
+            f' {encoding.name!r}'
         )
 
 
@@ -181,8 +181,7 @@ class TrainedRewardModel(Scorer):
         sizes = saved.sizes()
         if not encoding.fits(sizes.n_vocab):
             raise OptionError(
-                '--rewards.trained_model',
-                f'{train_dir} knows {sizes.n_vocab} tokens, '
+                f'--rewards.trained_model {train_dir} knows {sizes.n_vocab} tokens, '
                 f'but encoding {encoding.name!r} of the policy has {encoding.n_vocab}',
             )
         if saved.is_random:
@@ -286,7 +285,7 @@ def locations_of(path: str, members: int | None = None) -> list[Location]:
         there = TrainedModel(first).open_weights().scopes()
         missing = [f'{scope} in {first}' for scope in scopes if scope not in there]
     if missing:
-        raise OptionError('--rewards.ensemble', f'{members}: {missing[0]} is missing')
+        raise OptionError(f'--rewards.ensemble {members}: {missing[0]} is missing')
     return [Location(first, scope) for scope in scopes]
 
 
@@ -307,14 +306,14 @@ def reward_model_dir(path: str) -> str:
         return network
     if model_kinds.is_peft(storage.model_path(path) or path):
         raise OptionError(
-            '--rewards.trained_model',
-            f"{path} is an adapter, not a reward model: merge it into its classifier (by PEFT's"
-            ' merge_and_unload, or `export` without --form adapter) and give the result',
+            f'--rewards.trained_model {path} is an adapter, not a reward model: merge it into'
+            " its classifier (by PEFT's merge_and_unload, or `export` without --form adapter) and"
+            ' give the result'
         )
     train = errors.typed('./launch.py train_reward')
     raise OptionError(
-        '--rewards.trained_model',
-        f'{path}: neither it nor its reward_model/ has an {run_files.SIZES}, nor is it a sequence'
-        f' classifier of transformers: train a reward model with {train}, or give the policy/ of a'
-        ' run of train_policy, or the reward model that its settings name',
+        f'--rewards.trained_model {path}: neither it nor its reward_model/ has an'
+        f' {run_files.SIZES}, nor is it a sequence classifier of transformers: train a reward model'
+        f' with {train}, or give the policy/ of a run of train_policy, or the reward model that its'
+        ' settings name'
     )

@@ -241,4 +241,4 @@ def get(name: str) -> LabelType:
     for pattern in TYPES:
         example = f' (as in {pattern.replace("N", "4")}, up to {MAX_RESPONSES})'
         choices.append(pattern + example if 'N' in pattern else pattern)
-    raise OptionError('--labels.type', f'{name!r:.80} is none of {", ".join(choices)}')
+    raise OptionError(f'--labels.type {name!r:.80} is none of {", ".join(choices)}')

@@ -19,7 +19,7 @@ def check_name(labeller: str) -> None:
     """Raise OptionError unless `labeller` is a valid name of a labeller."""
     if not LABELLER.fullmatch(labeller):
         raise OptionError(
-            '--labeller', f'{labeller!r:.80}: give a name of up to 32 letters, digits, _ and -'
+            f'--labeller {labeller!r:.80}: give a name of up to 32 letters, digits, _ and -'
         )
 
 
@@ -29,7 +29,7 @@ def names_in(text: str) -> list[str]:
     for name in names:
         check_name(name)
         if names.count(name) > 1:
-            raise OptionError('--labeller', f'{text:.80} names {name} twice')
+            raise OptionError(f'--labeller {text:.80} names {name} twice')
     return names
 
 

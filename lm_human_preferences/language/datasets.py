@@ -186,7 +186,7 @@ def get_dataset(name: str, labels: str | None = None) -> Dataset:
     try:
         storage.cached_path(name)
     except storage.NotFound as e:
-        raise OptionError('--task.query_dataset', str(e)) from e
+        raise OptionError(f'--task.query_dataset {e}') from e
     return Dataset(name, functools.partial(generator, name), is_file=True, is_new=False)
 
 

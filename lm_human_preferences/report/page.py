@@ -51,7 +51,7 @@ def write_report(
     is_here = len(set(runs)) > 1 or storage.is_remote(runs[0])
     path = output or (REPORT if is_here else os.path.join(runs[0], REPORT))
     if storage.is_remote(path):
-        raise OptionError('--output', f'{path}: give a file on this machine')
+        raise OptionError(f'--output {path}: give a file on this machine')
     text = page(runs, experiments, has_names=names)
     with about_option('--output'):
         storage.write_file(path, text.encode(errors='replace'))

@@ -53,8 +53,8 @@ def text_scorer(name: str, *, chat: bool, may_be_code: bool = False) -> TextScor
         return Classifier(directory, class_name or None, chat=chat)
     if class_name:
         raise OptionError(
-            '--rewards.class_name',
-            f'{class_name}: {directory} is not a classifier of transformers: it has no classes',
+            f'--rewards.class_name {class_name}: {directory} is not a classifier of'
+            ' transformers: it has no classes'
         )
     copy = os.path.join(name, run_files.FUNCTION)
     if not storage.is_remote(name) and os.path.exists(copy):

@@ -277,11 +277,15 @@ def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
     given = settings.rewards
     found, is_known = _source_of(settings, ask)
     if given.members > 1 and (not found.role or found.name == RANDOM):
-        error = f'{given.members}: this reward is not a network that learned labels: leave it out'
-        raise OptionError('--rewards.ensemble', error)
+        raise OptionError(
+            f'--rewards.ensemble {given.members}: this reward is not a network that learned labels:'
+            ' leave it out'
+        )
     if given.pessimism is not None and is_known and not isinstance(found, _OnReference):
-        error = f'{given.pessimism:g}: this reward is no head on hidden states: leave it out'
-        raise OptionError('--rewards.pessimism', error)
+        raise OptionError(
+            f'--rewards.pessimism {given.pessimism:g}: this reward is no head on hidden states:'
+            ' leave it out'
+        )
     return found
 
 
@@ -318,9 +322,7 @@ def source_of_run(settings: HParams, run: str, function: str | None) -> RewardSo
         reward_function.check_named(run, source.name, function)
         return dataclasses.replace(source, name=function).pinned(Comm())
     if function is not None:
-        raise OptionError(
-            f'--{reward_function.NAME}', f'{function}: {run} learned from {source.name}'
-        )
+        raise OptionError(f'--{reward_function.NAME} {function}: {run} learned from {source.name}')
     return source
 
 

@@ -106,8 +106,8 @@ def load_run_hparams(save_dir: str) -> policy_options.HParams:
         return read_settings(policy_options.HParams(), save_dir)
     except storage.NotFound as e:
         raise OptionError(
-            '--save_dir',
-            f'{save_dir} is not a run of train_policy: it has no {run_files.POLICY.settings}',
+            f'--save_dir {save_dir} is not a run of train_policy: it has no'
+            f' {run_files.POLICY.settings}'
         ) from e
 
 

@@ -293,8 +293,7 @@ def read_labels(phase: TrainReward, policy: Policy, comm: Comm) -> TrainingLabel
     is_sampled = labels.are_sampled and before.get('source') == labels.source
     if before and not is_sampled and about['digest'] != before.get('digest'):
         raise OptionError(
-            labels.option_name('source'),
-            f'{labels.source}: these are not the labels with which the run began'
+            f'{labels.setting("source")}: these are not the labels with which the run began'
             f' ({before.get("found")} of {before.get("source")}): restore them, or begin again with'
             ' --overwrite',
         )
