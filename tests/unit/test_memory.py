@@ -58,7 +58,7 @@ def memory_of(sizes=SIZES, device=CPU, networks=POLICY, run=None, **work):
     settings = reward_options.RunHParams()
     settings.override_from_dict(run or {})
     work = {'rows': 5, 'tokens': 7, 'predicted': 2, 'micro_batch_size': None, **work}
-    return scopes.memory(sizes, settings, device, **work)
+    return networks.memory(sizes, settings, device, **work)
 
 
 @pytest.mark.parametrize(
