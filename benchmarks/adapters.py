@@ -24,9 +24,9 @@ from lm_human_preferences.language.adapters.shared import SharedBase
 from lm_human_preferences.language.networks.network import HEADS
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.machine import precision
+from lm_human_preferences.machine.hardware import default_device
 from lm_human_preferences.plan.phases import policy_phase
 from lm_human_preferences.rewards import RewardModel
-from lm_human_preferences.utils.core import default_device
 
 workload.SIZES['1.2B'] = (2048, 32, 26)
 workload.SIZES['7B'] = (4096, 32, 32)

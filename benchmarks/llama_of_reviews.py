@@ -3,7 +3,7 @@
 
     pipenv run python benchmarks/llama_of_reviews.py DIRECTORY [--steps 1000]
 
-The counterpart of `synthetic.reviews_model`, which trains a GPT-2 on the same reviews: this one
+The counterpart of `language.networks.reviews_model`, which trains a GPT-2 on the same reviews: this one
 learns by transformers alone. Its encoding is the reviews' own.
 """
 
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from lm_human_preferences.datasets import reviews
 from lm_human_preferences.language import encodings
-from lm_human_preferences.synthetic import reviews_model
+from lm_human_preferences.language.networks import reviews_model
 from lm_human_preferences.utils.core import one_thread
 
 IGNORED = -100  # a label that transformers leaves out of the loss

@@ -13,7 +13,7 @@ import torch
 from workload import MODELS, QUERY_LENGTH, RESPONSE_LENGTH, SIZES, library_for
 
 from lm_human_preferences.machine import hardware, precision
-from lm_human_preferences.utils.core import default_device
+from lm_human_preferences.machine.hardware import default_device
 
 PRECISIONS = 'fp32', 'tf32', 'bf16'
 VARIANTS = {'plain': 'plain PyTorch, fp32', 'fp32': 'ours, fp32', 'bf16': 'ours, bf16'}

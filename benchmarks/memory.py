@@ -30,10 +30,10 @@ import workload
 
 from lm_human_preferences.distributed import comm
 from lm_human_preferences.machine import precision
+from lm_human_preferences.machine.hardware import default_device
 from lm_human_preferences.plan.phases import policy_phase, reward_phase
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
-from lm_human_preferences.utils.core import default_device
 
 STEPS = [
     'ppo --batch 16',

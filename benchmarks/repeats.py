@@ -31,7 +31,7 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.distributed import comm
 from lm_human_preferences.language import model, trained_models
 from lm_human_preferences.machine import precision
-from lm_human_preferences.utils.core import default_device
+from lm_human_preferences.machine.hardware import default_device
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 STEPS = 8

@@ -15,7 +15,7 @@ from lm_human_preferences.language import encodings, model
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.lm_tasks import QuerySampler
 from lm_human_preferences.machine import precision
-from lm_human_preferences.utils.core import default_device
+from lm_human_preferences.machine.hardware import default_device
 
 # Looking for garbage in all that is imported takes time of what is measured, and half a second when
 # a process ends.

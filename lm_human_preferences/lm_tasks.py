@@ -30,7 +30,7 @@ from lm_human_preferences.language.trained_models import TrainedModel, known_siz
 def initial_model(name: str) -> TrainedModel:
     """Return the model of --task.policy.initial_model; trains `reviews` if it is not cached."""
     if name == encodings.Reviews.name:
-        from lm_human_preferences.synthetic import reviews_model
+        from lm_human_preferences.language.networks import reviews_model
 
         return TrainedModel(name, savedir=reviews_model.directory())
     return TrainedModel(name)
@@ -44,7 +44,7 @@ def initial_encoding(name: str) -> Encoding:
 def known_model(name: str) -> tuple[HParams, Encoding] | None:
     """Return (sizes, encoding) of the model `name`; None if only its files tell them."""
     if name == encodings.Reviews.name:
-        from lm_human_preferences.synthetic import reviews_model
+        from lm_human_preferences.language.networks import reviews_model
 
         return reviews_model.sizes(), encodings.Reviews
     released = known_sizes(name)

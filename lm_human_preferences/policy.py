@@ -14,7 +14,8 @@ from lm_human_preferences.language.networks.attention import BlockInputs, Unpadd
 from lm_human_preferences.language.networks.network import HEADS
 from lm_human_preferences.language.sample import Decoding, sample_sequence
 from lm_human_preferences.machine import precision
-from lm_human_preferences.utils.core import TokenIds, default_device, digest_of, token_ids
+from lm_human_preferences.machine.hardware import default_device
+from lm_human_preferences.utils.core import TokenIds, digest_of, token_ids
 
 if TYPE_CHECKING:
     from lm_human_preferences.language.trained_models import TrainedModel

@@ -20,9 +20,10 @@ from lm_human_preferences.language.networks.model_kinds import is_model
 from lm_human_preferences.language.networks.network import HEADS, Network
 from lm_human_preferences.language.networks.weights import Weights, load_parameters
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.machine.hardware import default_device
 from lm_human_preferences.ppo import ScoreFn
 from lm_human_preferences.runs import run_files, run_settings
-from lm_human_preferences.utils.core import TokenIds, default_device, token_ids
+from lm_human_preferences.utils.core import TokenIds, token_ids
 from lm_human_preferences.utils.logging import log_as_original
 
 SCOPE = 'reward_model'  # prefix of a reward model's parameter names in a checkpoint

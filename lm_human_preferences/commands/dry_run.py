@@ -14,6 +14,7 @@ from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.language.networks.scopes import Sizes
 from lm_human_preferences.language.trained_models import GPT2
 from lm_human_preferences.machine import hardware
+from lm_human_preferences.machine.hardware import default_device
 from lm_human_preferences.plan import phases
 from lm_human_preferences.plan.phases import (
     Plan,
@@ -26,7 +27,6 @@ from lm_human_preferences.reward_sources.texts import joined
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.trainers.additions import session
-from lm_human_preferences.utils.core import default_device
 
 SHOWN = 200  # maximum number of characters to show of a text
 _DEVICES = {'cpu': 'CPU', 'cuda': 'GPU'}

@@ -140,6 +140,10 @@ def threads_are_set() -> bool:
     return 'OMP_NUM_THREADS' in os.environ
 
 
+def default_device() -> torch.device:
+    return torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+
+
 def choose_gpu(visible: Sequence[Sequence[str]], local_rank: int) -> int:
     """Return this rank's GPU: index of the first visible one no lower rank takes; or UserError."""
     taken = []

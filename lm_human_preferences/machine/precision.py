@@ -11,8 +11,7 @@ import torch.nn.functional as F
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.machine import hardware
-from lm_human_preferences.machine.hardware import Processor
-from lm_human_preferences.utils.core import default_device
+from lm_human_preferences.machine.hardware import Processor, default_device
 
 # Tokens whose logits MKL computes per call; one call for all 50,257 takes 1.4 times as long.
 _VOCABULARY_PIECE = 1024

@@ -17,9 +17,10 @@ from lm_human_preferences.language.networks.model_kinds import is_head
 from lm_human_preferences.language.networks.network import Network
 from lm_human_preferences.language.networks.scopes import REWARD_NETWORKS, Networks, Sizes
 from lm_human_preferences.machine import hardware, precision
+from lm_human_preferences.machine.hardware import default_device
 from lm_human_preferences.policy import responses_in_a_row
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.utils.core import default_device, exact_div
+from lm_human_preferences.utils.core import exact_div
 from lm_human_preferences.utils.logging import announce
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from lm_human_preferences.language.causal_lm.library import (
 )
 from lm_human_preferences.language.networks.model_kinds import CONFIG_FILE, is_of_classifier
 from lm_human_preferences.language.texts.tokenisers import failing
+from lm_human_preferences.machine.hardware import default_device
 from lm_human_preferences.reward_sources.texts import LARGEST, Texts, TextScorer
 from lm_human_preferences.storage.schema import matches_schema
-from lm_human_preferences.utils.core import default_device
 from lm_human_preferences.utils.rendering import TemplateError, render
 
 BATCH = 16_384  # largest number of tokens in one forward pass

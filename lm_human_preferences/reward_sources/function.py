@@ -29,10 +29,10 @@ import torch
 
 from lm_human_preferences.distributed import worker
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.machine.hardware import default_device
 from lm_human_preferences.reward_sources.texts import LARGEST, Texts, TextScorer
 from lm_human_preferences.runs.reward_function import Source
 from lm_human_preferences.utils import stop_signals
-from lm_human_preferences.utils.core import default_device
 
 SHOWN = 200  # number of characters shown of an exception's message
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -19,6 +19,7 @@ from lm_human_preferences.errors import OptionError
 from lm_human_preferences.language.networks import model_kinds, weights
 from lm_human_preferences.language.networks.model_kinds import is_classifier, is_model
 from lm_human_preferences.language.networks.scopes import POLICY_NETWORKS, Networks
+from lm_human_preferences.machine.hardware import default_device
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.reward_sources.frozen_head import head
 from lm_human_preferences.reward_sources.frozen_head import reward as frozen
@@ -26,7 +27,6 @@ from lm_human_preferences.reward_sources.function import FunctionScorer
 from lm_human_preferences.reward_sources.texts import TextReward, TextScorer
 from lm_human_preferences.runs import reward_function, run_files, run_settings
 from lm_human_preferences.synthetic import known_reward
-from lm_human_preferences.utils.core import default_device
 
 if TYPE_CHECKING:
     from lm_human_preferences.hparams.policy_options import HParams

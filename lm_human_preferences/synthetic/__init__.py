@@ -1,1 +1,1 @@
-"""Made-up film reviews: a language model that has learned them, and their exactly known reward."""
+"""Exactly known reward of made-up film reviews; no downloads."""

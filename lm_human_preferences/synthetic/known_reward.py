@@ -14,9 +14,10 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.datasets import reviews
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings
-from lm_human_preferences.synthetic import reviews_model
+from lm_human_preferences.language.networks import reviews_model
+from lm_human_preferences.machine.hardware import default_device
 from lm_human_preferences.training.optimizer import LBFGS
-from lm_human_preferences.utils.core import default_device, one_thread
+from lm_human_preferences.utils.core import one_thread
 
 N_REVIEWS = 16384  # number of labelled reviews that the classifier is fitted to
 L2_PENALTY = 0.1  # factor of the squared weights, divided by the number of reviews

@@ -154,10 +154,6 @@ def pearson_r(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return ((x - x_mean) * (y - y_mean)).mean() / torch.sqrt(x_var * y_var)
 
 
-def default_device() -> torch.device:
-    return torch.device('cuda' if torch.cuda.is_available() else 'cpu')
-
-
 def as_numbers(scalars: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """Return {name: number}, sorted by name; waits only once for the device."""
     names = sorted(scalars)

@@ -23,8 +23,9 @@ from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.labels import training_data
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.datasets import get_dataset
+from lm_human_preferences.language.networks import reviews_model
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.synthetic import known_reward, reviews_model
+from lm_human_preferences.synthetic import known_reward
 
 ENCODER = encodings.Reviews.get_encoder()
 

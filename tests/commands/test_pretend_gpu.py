@@ -16,9 +16,10 @@ from lm_human_preferences.distributed import torch_comm
 from lm_human_preferences.evaluation import evaluate, measure
 from lm_human_preferences.language import encodings, model
 from lm_human_preferences.language.adapters import layers
+from lm_human_preferences.language.networks import reviews_model
 from lm_human_preferences.machine import hardware
 from lm_human_preferences.reward_sources import loading
-from lm_human_preferences.synthetic import known_reward, reviews_model
+from lm_human_preferences.synthetic import known_reward
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.language.networks.gpt2_files import HParams as Sizes
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.machine import hardware, precision
+from lm_human_preferences.machine.hardware import default_device
 from lm_human_preferences.plan.phases import reward_phase
 from lm_human_preferences.trainers.additions import session
-from lm_human_preferences.utils.core import default_device
 
 X86 = 'vendor_id\t: {0}\nmodel name\t: A {0}\nflags\t\t: fpu sse2 {1}\n\nvendor_id\t: other\n'
 ARM = 'processor\t: 0\nFeatures\t: fp asimd {}\nCPU implementer\t: 0x41\nCPU part\t: {}\n'

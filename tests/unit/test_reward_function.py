@@ -40,7 +40,7 @@ from lm_human_preferences.utils import stop_signals
 # The known reward of film reviews as a user could have written it.
 MOCK = """
 from lm_human_preferences.language.encodings import Reviews
-from lm_human_preferences.synthetic import reviews_model
+from lm_human_preferences.language.networks import reviews_model
 from lm_human_preferences.synthetic import known_reward
 
 def score(queries, responses):

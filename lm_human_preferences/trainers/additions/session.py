@@ -15,13 +15,14 @@ from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.adapters.shared import Bases
 from lm_human_preferences.machine import hardware, precision
+from lm_human_preferences.machine.hardware import default_device
 from lm_human_preferences.machine.precision import Library
 from lm_human_preferences.plan import phases
 from lm_human_preferences.plan.phases import LESS_MEMORY, make_plan, policy_phase
 from lm_human_preferences.runs import run_dir, run_files, run_record, run_settings
 from lm_human_preferences.trainers.additions import console
 from lm_human_preferences.training import loop
-from lm_human_preferences.utils.core import ceil_div, default_device
+from lm_human_preferences.utils.core import ceil_div
 from lm_human_preferences.utils.logging import (
     announce,
     configure_console,
