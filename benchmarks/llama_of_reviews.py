@@ -3,8 +3,8 @@
 
     pipenv run python benchmarks/llama_of_reviews.py DIRECTORY [--steps 1000]
 
-The counterpart of `language.networks.reviews_model`, which trains a GPT-2 on the same reviews: this one
-learns by transformers alone. Its encoding is the reviews' own.
+The counterpart of `language.networks.reviews_model`, which trains a GPT-2 on the same reviews: this
+one learns by transformers alone. Its encoding is the reviews' own.
 """
 
 import argparse
