@@ -148,7 +148,7 @@ def _warn_of_lost_steps(hparams: HParams) -> None:
     if not run.resume or run.directory is None:
         return
     log = curves.read(run.directory, run_files.POLICY.events)
-    steps = round(log.curves.get('elapsed/updates', [0])[-1])
+    steps = round(max(log.curves.get('elapsed/updates', {0: 0}).values()))
     lost = f'{run.save_dir} logged {steps} steps of the policy but has no checkpoint'
     # A checkpoint is complete before the next one begins, and is begun before the next step.
     if steps > 2 * run_settings.as_recorded(hparams).run.save_interval:

@@ -81,6 +81,6 @@ def last_kl_coef(save_dir: str, hparams: policy_options.HParams) -> float | None
     if not storage.is_remote(save_dir):
         curve = curves.read(save_dir, POLICY.events).curves.get(KL_COEF)
         if curve:
-            return curve[-1]
+            return curve[max(curve)]
     changes = rewards.adaptive_kl is not None or rewards.relative_kl_coef
     return None if changes else rewards.kl_coef

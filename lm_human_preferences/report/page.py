@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import math
 import os
 import re
 import unicodedata
@@ -161,10 +160,10 @@ def training_chart(named: Mapping[str, Run]) -> Markup:
         picture = figure.Figure(figsize=(5.2, 3.9), layout='constrained')
         for axes, (tag, title, dashed, aim) in zip(picture.subplots(2, 1), panels, strict=True):
             for (name, each), (colour, style) in zip(named.items(), LOOKS, strict=False):
-                values = each.curves.get(tag, [math.nan])
+                curve = each.curves.get(tag, {})
                 # matplotlib reads $ as a formula, and leaves out labels that begin with _.
                 label = ' ' + printable(name)[-30:].replace('$', r'\$')
-                axes.plot(range(1, len(values) + 1), values, style, color=colour, label=label)
+                axes.plot([*curve], [*curve.values()], style, color=colour, label=label)
             if aim is not None and not others:
                 axes.axhline(aim, color='black', linestyle='--', linewidth=1)
                 title += f'; dashed: {dashed}'

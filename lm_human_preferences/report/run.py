@@ -69,12 +69,13 @@ class Run:
         kl, score = (self.curves.get(f'objective/{name}') for name in ('kl', 'score'))
         if self.evaluation or not (kl and score):
             return self.evaluation.get('rewards', {})
-        ends = [{'kl': kl[place], 'reward': score[place]} for place in (0, -1)]
+        kls, scores = list(kl.values()), list(score.values())
+        ends = [{'kl': kls[place], 'reward': scores[place]} for place in (0, -1)]
         return {'reward of the training': dict(zip(('base', 'policy'), ends, strict=True))}
 
     def last(self, tag: str) -> float | None:
         """Return the last logged value of a statistic; None if it is not logged."""
-        return next(reversed(self.curves.get(tag, [])), None)
+        return next(reversed(self.curves.get(tag, {}).values()), None)
 
 
 def read_run(path: str) -> Run | None:

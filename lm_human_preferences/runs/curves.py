@@ -12,12 +12,13 @@ from lm_human_preferences.utils.logging import ALARMS
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-    """Log of a run. curves: finite values by tag. broken: tags whose last value is not finite.
+    """Log of a run. curves: {tag: {step: finite value}}.
 
-    alarms: (step, text). resumed: steps at which the run was resumed.
+    broken: tags whose last value is not finite. alarms: (step, text). resumed: steps at which the
+    run was resumed.
     """
 
-    curves: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    curves: dict[str, dict[int, float]] = dataclasses.field(default_factory=dict)
     broken: frozenset[str] = frozenset()
     alarms: tuple[tuple[int, str], ...] = ()
     resumed: tuple[int, ...] = ()
@@ -40,8 +41,8 @@ def read(run: str, events: str) -> Log:
     curves = {}
     for tag, by_step in values.items():
         if math.isfinite(by_step[max(by_step)]):
-            curve = [by_step[step] for step in sorted(by_step)]
-            curves[tag] = list(filter(math.isfinite, curve))
+            steps = [step for step in sorted(by_step) if math.isfinite(by_step[step])]
+            curves[tag] = {step: by_step[step] for step in steps}
     broken = frozenset(values.keys() - curves.keys())
     return Log(curves, broken, tuple(sorted(alarms)), tuple(sorted(resumed)))
 

@@ -1,6 +1,7 @@
 """The report of runs: its facts, its tables, its chart, and the texts of others in it."""
 
 import json
+import math
 import re
 
 import pytest
@@ -323,6 +324,12 @@ def test_what_to_mind_of_the_training(tmp_path):
         write_curves(run / 'tb/ppo', {tag: [0.1, last]})
         found = [numbers for numbers, _ in facts.mind(read(run))]
         assert found == ['Judged by its own reward alone.', *expected]
+
+
+def test_a_value_that_is_not_finite_moves_no_other(tmp_path):
+    run = write_run(tmp_path)
+    write_curves(run / 'tb/ppo', {'objective/entropy': [1.0, math.nan, 3.0]}, begin=5)
+    assert read(run).curves['objective/entropy'] == {5: 1.0, 7: 3.0}
 
 
 def test_a_reward_model_of_another_run_is_told_from_there(tmp_path):
