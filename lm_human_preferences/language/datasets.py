@@ -21,8 +21,8 @@ from lm_human_preferences.utils.original_names import refuse
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
 
-USED, CUT = 'used', 'cut'  # a query is the whole text, or a part of it
-COUNTED_CHARACTERS = 4_000_000  # GPT-2's encoder takes about a second for these
+USED, CUT = 'used', 'cut'  # uses of a text: a query is the whole text, or a part of the text
+COUNTED_CHARACTERS = 4_000_000  # GPT-2's encoder needs about a second for 4 million characters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class QueryRules:
     contexts: Contexts | None = None
 
     def query_of(self, text: str | list[int]) -> tuple[list[int], str]:
-        """Return (query of a text, USED or CUT); ([], reason) if the text is left out."""
+        """Return a text's query and USED or CUT; if the text is left out, [] and the reason."""
         start, end = self.start_token, self.end_token
         if isinstance(text, str):
             tokens = self.encoder.encode(text)
@@ -59,7 +59,7 @@ class QueryRules:
         if start is not None:
             if start not in tokens:
                 return [], 'no_start'
-            # As in the original, a text that ends with its first start token is kept whole.
+            # As in the original, a text is used whole if nothing follows its first start token.
             begun = tokens[tokens.index(start) + 1 :] or tokens
         ended = begun[: self.length]
         if end is not None:
@@ -133,7 +133,7 @@ class Dataset:
             first = 0
 
     def usage(self, rules: QueryRules) -> tuple[collections.Counter[str], bool]:
-        """Return counts of a split's texts by use, and whether all texts were counted.
+        """Return how many texts of a split are used, cut or left out, and whether all were counted.
 
         Counting ends after COUNTED_CHARACTERS. Keys: 'texts' (all), USED, CUT, reasons of the rest.
         """
@@ -171,7 +171,7 @@ def _label_query(tokens: list[int], encoder: Encoder) -> list[int]:
 
 
 def get_dataset(name: str, labels: str | None = None) -> Dataset:
-    """Return a data set by its name or file. labels: label file to replace texts that are lost."""
+    """Return a data set by its name or file. labels: label file to use if the download fails."""
     info = registry.info(name)
     generator = info.load().generator
     if name in registry.DATASETS:
@@ -186,7 +186,7 @@ def get_dataset(name: str, labels: str | None = None) -> Dataset:
     try:
         storage.cached_path(name)
     except storage.NotFound as e:
-        raise OptionError(f'--task.query_dataset {e}') from e
+        raise OptionError(f'--task.query_dataset cannot be read: {e}') from e
     return Dataset(name, functools.partial(generator, name), is_file=True, is_new=False)
 
 

@@ -15,8 +15,7 @@ from lm_human_preferences.datasets.registry import LETTERS
 from lm_human_preferences.datasets.reviews import WORDS as REVIEW_WORDS
 from lm_human_preferences.errors import UserError
 
-# GPT-2's pattern splits text into words, numbers, punctuation and white space.
-# See section 2.2 of its paper, and encoder.py of its release.
+# GPT-2's pattern (see its encoder.py) splits text into words, numbers, punctuation and white space.
 WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 END_OF_TEXT = '<|endoftext|>'
 # {file name in OpenAI's release: file name in transformers}
@@ -46,11 +45,11 @@ class Encoder(ABC):
         return [token for token in tokens if token != self.padding_token]
 
     def with_special_tokens(self) -> 'Encoder':
-        """Return an encoder that encodes special tokens' texts as tokens; self without any."""
+        """Return an encoder that maps texts of special tokens to their ids; self if none exist."""
         return self
 
     def without_special_texts(self) -> 'Encoder':
-        """Return an encoder that omits special tokens when it decodes; self if there are none."""
+        """Return an encoder that omits special tokens when it decodes; self if none exist."""
         return self
 
     def own_ends(self) -> frozenset[int]:
@@ -66,7 +65,7 @@ class Encoder(ABC):
 
 
 class BytePairEncoder(Encoder):
-    """GPT-2's encoder. pieces: bytes of each token but the last one, END_OF_TEXT, by id."""
+    """GPT-2's encoder. pieces: bytes of all tokens by id, without the last token, END_OF_TEXT."""
 
     def __init__(self, pieces: Sequence[bytes], special_tokens: bool = False) -> None:
         self.eot_token = len(pieces)
@@ -134,7 +133,7 @@ class WordEncoder(Encoder):
 
 @dataclasses.dataclass(frozen=True)
 class Encoding:
-    """Encoding by name. base_path: directory or URL of encoder.json and vocab.bpe, if needed."""
+    """Named encoding with its vocabulary. base_path: directory or URL of GPT-2's files, or None."""
 
     name: str
     n_vocab: int
@@ -164,7 +163,7 @@ class Encoding:
         return rows == self.n_vocab
 
     def copy_files(self, directory: str) -> None:
-        """Copy the files that `tokenisers.find` needs to a directory; none for this class."""
+        """Copy a tokeniser's files to a directory; the built-in encodings have none to copy."""
 
     def write_tokeniser(self, directory: str) -> None:
         """Write GPT-2's tokeniser files under transformers' names; other encodings have none."""

@@ -61,14 +61,14 @@ def gpt2_parameters(sizes: HParams) -> nn.ModuleDict:
 
 
 class Model(Network):
-    """GPT-2. scalar_heads: see Network.add_heads."""
+    """GPT-2 network. scalar_heads: names of scalar heads, see Network.add_heads."""
 
     variable_names: VariableNames = TensorFlowNames()
     sizes: HParams
 
     def __init__(self, sizes: HParams, scalar_heads: Iterable[str] = ()) -> None:
         super().__init__(sizes)
-        # Typed as Any, as entries of a ModuleDict are read as attributes without declared types.
+        # The type is Any, as a ModuleDict's entries are read as attributes without declared types.
         self.transformer: Any = gpt2_parameters(sizes)
         self.add_heads(scalar_heads)
 
@@ -96,7 +96,7 @@ class Model(Network):
         return super().initialize(names)
 
     def outputs(self, tokens: torch.Tensor, positions: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Return outputs: see Network. The last block computes only the tokens at `rows.read`."""
+        """Return outputs as Network does; the last block computes only the columns `rows.read`."""
         network, unpadding, kept = self.transformer, rows.unpadding, rows.kept
         x = network.wte(unpadding.unpad(tokens)) + network.wpe(unpadding.unpad(positions))
         compute = self._block
@@ -104,7 +104,7 @@ class Model(Network):
             compute = partial(
                 checkpoint, self._block, use_reentrant=False, preserve_rng_state=False
             )
-        # Only the last block can skip tokens: it needs outputs of earlier blocks for all tokens.
+        # Only the last block can skip tokens, as each block needs all tokens of the block before.
         all_rows = rows if rows.read is None else replace(rows, read=None)
         last = self.sizes.n_layer - 1
         with precision.autocast(x.device):
@@ -125,7 +125,7 @@ class Model(Network):
         return self.transformer.wte.weight, None
 
     def _block(self, i: int, block: Any, x: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Run block `i` on `x (tokens, n_embd)`; return the outputs of tokens `rows.read` only."""
+        """Run block `i` on `x (tokens, n_embd)`; return its outputs at the columns `rows.read`."""
         attn, mlp = block.attn, block.mlp
         qkv = attn.c_attn(block.ln_1(x)).unflatten(1, (3, self.sizes.n_head, -1))
         attended = rows.attend(i, *qkv.unbind(1))

@@ -13,8 +13,8 @@ from lm_human_preferences.utils.core import MIN_TEMPERATURE, ceil_div, sample_fr
 
 MASK_COLUMNS = 16  # a mask with a multiple of 16 columns is not copied for attention on a GPU
 
-LEAVING = 0.2  # ended rows are removed from this fraction on, as removal copies the cache
-# {device: number of tokens between two checks for ended rows}; a check waits for a GPU.
+LEAVING = 0.2  # fraction of rows that must have ended to remove them, as removal copies the cache
+# Number of tokens between two checks for ended rows, by device; a check waits for the GPU.
 LOOK_EVERY = {'cpu': 1, 'cuda': 8}
 
 
@@ -38,7 +38,7 @@ class Decoding:
         device = network.device
         tokens, mask = network.mask_padding(contexts, padding_token)
         batch, self.start = tokens.shape
-        following = max(length - 1, 0)  # no outputs are computed for the last new token
+        following = max(length - 1, 0)  # the last new token needs no outputs
         network.check_positions(F.pad(mask, (0, following), value=True))
         columns = MASK_COLUMNS * ceil_div(self.start + following, MASK_COLUMNS)
         self.cache: Any = network.new_cache(columns)
@@ -47,7 +47,7 @@ class Decoding:
         # The bias (batch, 1, 1, columns) hides padding and the columns of tokens not yet sampled.
         keys = F.pad(mask, (0, columns - self.start)).to(device, non_blocking=True)
         self.bias = attention_bias(keys.unsqueeze(1), batch, network.attention_type)
-        # positions: (following, batch), the position of each new token
+        # positions (following, batch) has the position of each new token.
         self.positions = keys.sum(1) + torch.arange(following, device=device).unsqueeze(1)
 
     def repeat(self, times: int) -> None:
@@ -78,9 +78,9 @@ class Decoding:
 
 
 class Sampling:
-    """State of sampling: tables {name: (length, batch)} and indices `kept` of unfinished rows.
+    """State of sampling: tables of tokens and outputs, and the indices `kept` of unfinished rows.
 
-    outputs: see sample_sequence.
+    tables: {name: (length, batch)}. outputs: see sample_sequence.
     """
 
     def __init__(

@@ -90,7 +90,7 @@ class GPT2:
             bos_token_id=None,
             eos_token_id=None,
         )
-        theirs = empty_model(config)  # draws no random numbers
+        theirs = empty_model(config)  # empty_model draws no random numbers
         theirs.transformer.load_state_dict(network.transformer.state_dict())
         return theirs
 
@@ -114,7 +114,7 @@ class TrainedModel:
         self.name = name
         self.scope = scope
         self.savedir = savedir or _directory_of(name)
-        self.source: str | None = None  # the checkpoint that `build` read
+        self.source: str | None = None  # path of the checkpoint that `build` read
 
     @property
     def is_random(self) -> bool:
@@ -123,24 +123,24 @@ class TrainedModel:
 
     @functools.cached_property
     def _adapted(self) -> TrainedModel | None:
-        """Return the base model if the directory holds a PEFT adapter, else None; or UserError."""
+        """Return the base model of a directory that holds a PEFT adapter; None for whole models."""
         if self.savedir is None or not model_kinds.is_peft(self.savedir):
             return None
         base = TrainedModel(peft_files.base_of(self.savedir))
         if base.savedir is None or model_kinds.is_peft(base.savedir):
             raise UserError(
                 f'the base of the adapter {self.savedir}, {base.name!r:.80}, is not a whole model:'
-                ' merge the base with `export`, and name the result'
+                f' merge the base with `export`, and name the result in {model_kinds.PEFT_CONFIG}'
             )
         return base
 
     @functools.cached_property
     def encoding(self) -> encodings.Encoding:
-        """Return the encoding that the file `encoding` names; or the tokeniser's, or `main`."""
+        """Return the encoding named by the file `encoding`, else the tokeniser's, else GPT-2's."""
         if self.is_random:
             return encodings.Test
         assert self.savedir is not None
-        if model_kinds.is_directory(self.savedir):  # known without a download
+        if model_kinds.is_directory(self.savedir):  # released models have GPT-2's encoding
             return encodings.Main
         if self._adapted is not None:
             return tokenisers.encoding_of_adapter(self.savedir, self._adapted.encoding)
@@ -151,7 +151,7 @@ class TrainedModel:
         try:
             return tokenisers.find(storage.read_json(path), self.savedir)
         except UserError as e:
-            raise UserError(f'{path}: {e}') from e
+            raise UserError(f'the encoding in {path} cannot be used: {e}') from e
 
     def sizes(self) -> Sizes:
         return copy.deepcopy(self.architecture.sizes())
@@ -166,7 +166,7 @@ class TrainedModel:
         return architecture_of(self._adapted.savedir, n_vocab, changes)
 
     def scopes(self) -> list[str]:
-        """Return the scopes of the networks in a training's checkpoint that have no reward head."""
+        """Return the scopes (name prefixes) of the checkpoint's networks without a reward head."""
         if self.is_random:
             return []
         weights = self.open_weights()
@@ -201,7 +201,7 @@ class TrainedModel:
         return self.architecture.to_transformers(network)
 
     def check_runs(self) -> None:
-        """Raise UserError unless this program can run the network; may load all weights."""
+        """Raise UserError unless this program can run the network; the check may load weights."""
         if not isinstance(self.architecture, GPT2):
             self.build(scope='model')
 
@@ -245,11 +245,11 @@ class TrainedModel:
         for model in (self, self._adapted):
             if model is not None and model.savedir is not None:
                 storage.cached_directory(model.savedir)
-        # Clear the cached architecture: only local weights show whether the output layer is tied.
+        # Find the architecture again, as the downloaded weights may show an untied output layer.
         vars(self).pop('architecture', None)
 
     def has_weights_here(self) -> bool:
-        """Return whether weights can be read without a download; adapters on the hub cannot."""
+        """Return whether no download from the hub is needed; False for an adapter on the hub."""
         directory, base = str(self.savedir), self._adapted
         if base is not None:
             return not storage.is_hub(directory) and base.has_weights_here()
@@ -280,13 +280,13 @@ class TrainedModel:
         path = storage.join(str(base.savedir), CONFIG_FILE)
         if not peft_files.changes_of(directory) and storage.exists(path):
             # An adapter that trains rows of the embedding also changes a tied output layer.
-            # PEFT changes the layer, too, only if the base model's config says that it is tied.
+            # PEFT changes the output layer only if the base model's config says that it is tied.
             config = config_of(storage.read_json(path), path)
             model.config.tie_word_embeddings = config.tie_word_embeddings
         return peft_files.merged(directory, model)
 
     def scope_in(self, weights: Weights) -> str:
-        """Return the scope of the network in `weights`; '' without a scope, as in releases."""
+        """Return the network's scope in `weights`; '' if it has none, as in OpenAI's models."""
         found = weights.scopes()
         scopes = [self.scope] if self.scope else ['', 'policy', 'reward_model']
         matching = [scope for scope in scopes if scope in found]
@@ -296,7 +296,7 @@ class TrainedModel:
 def architecture_of(
     directory: str | None, n_vocab: int, changes: Mapping[str, Any] = MappingProxyType({})
 ) -> Architecture:
-    """Return the architecture of the model in a directory; None: the tiny GPT-2 of `test`.
+    """Return the architecture of the model in `directory`; if None, of the tiny model `test`.
 
     n_vocab: number of tokens. changes: {setting: value} that override config.json.
     """
@@ -320,7 +320,7 @@ def architecture_of(
 
 
 def _of_transformers(directory: str, n_vocab: int, changes: Mapping[str, Any]) -> CausalLM:
-    # A local import, as GPT-2 needs neither this module nor transformers.
+    # This import is local, as GPT-2 needs neither CausalLM nor transformers.
     from lm_human_preferences.language.causal_lm.architecture import CausalLM
 
     return CausalLM(directory, n_vocab, changes)
@@ -340,7 +340,7 @@ def _directory_of(name: str) -> str | None:
         return model_kinds.directory_of(size)
     if storage.model_path(name) is not None:
         return storage.pinned(name)
-    if is_model(storage.join(name, 'policy')):  # a run directory
+    if is_model(storage.join(name, 'policy')):  # A run directory holds its policy in policy/.
         return storage.join(name, 'policy')
     if not storage.is_remote(name) and not storage.exists(name):
         raise UserError(

@@ -276,7 +276,8 @@ def test_empty_lines_and_the_mark_of_windows_are_passed_over(tmp_path):
 def test_what_there_is_not(tmp_path):
     with pytest.raises(UserError) as e:
         datasets.get_dataset(f'{tmp_path}/none.jsonl')
-    assert str(e.value) == f'--task.query_dataset {tmp_path}/none.jsonl: no such file or directory'
+    told = f'{tmp_path}/none.jsonl: no such file or directory'
+    assert str(e.value) == f'--task.query_dataset cannot be read: {told}'
     for name in ('boks', None):
         with pytest.raises(UserError) as e:
             datasets.get_dataset(name)
