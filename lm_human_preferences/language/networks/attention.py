@@ -51,7 +51,7 @@ def attention_bias(allowed: torch.Tensor, batch: int, dtype: torch.dtype) -> tor
     allowed: the result of attention_mask.
     """
     bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
-    # The lowest finite number, not -inf: some models of transformers add another mask to it.
+    # The bias at hidden keys is finite, as some models of transformers add another mask.
     bias = bias.masked_fill_(~allowed, torch.finfo(dtype).min)
     return bias.unsqueeze(1).expand(batch, -1, -1, -1)
 
@@ -100,7 +100,7 @@ def attend_by_two_products(
     bias = bias.expand(-1, n_head // n_group, -1, -1).flatten(1, 2)
     bias = bias.unsqueeze(1).expand(-1, n_group, -1, -1).flatten(0, 1)
     if queries == 1:
-        # Compute keys times query: query times keys would copy the cached keys (not contiguous).
+        # Keys times query is faster: query times keys would copy the cached keys (not contiguous).
         scores = torch.baddbmm(bias.mT, k_rows, q_rows.mT, alpha=alpha).mT
     else:
         scores = torch.baddbmm(bias, q_rows, k_rows.mT, alpha=alpha)
@@ -122,7 +122,7 @@ def attend_within_rows(
     q: (tokens, n_head, d). k, v: (tokens, n_group, d). starts: see Rows.starts. longest: length of
     the longest row. Returns (tokens, n_head * d).
     """
-    from torch.nn.attention.varlen import varlen_attn  # takes seconds to import
+    from torch.nn.attention.varlen import varlen_attn  # this import takes seconds
 
     shared_by = q.shape[1] // k.shape[1]
     if shared_by > 1:
@@ -144,15 +144,16 @@ class KVCache:
     """Cache of attention keys and values, in memory allocated for `capacity` tokens.
 
     length: number of cached tokens; new ones are written after them. No gradient passes through.
+    layers: each layer's keys and values (2, batch, n_head, capacity, d).
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.layers: list[torch.Tensor] = []  # for each layer: (2, batch, n_head, capacity, d)
+        self.layers: list[torch.Tensor] = []
         self.length = 0
 
     def extend(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Append `k, v (batch, n_head, n, d)`; return all keys, values: (2, ..., keys, d)."""
+        """Append keys and values `k, v (batch, n_head, n, d)`; return all: (2, ..., keys, d)."""
         if layer == len(self.layers):
             self.layers.append(k.new_zeros(2, *k.shape[:2], self.capacity, k.shape[3]))
         held = self.layers[layer]
@@ -161,7 +162,7 @@ class KVCache:
         return held[..., :end, :]
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Keep only the rows of the batch with these indices."""
+        """Keep only the batch's rows with the indices `rows`."""
         self.layers = [layer[:, rows] for layer in self.layers]
 
 
@@ -174,7 +175,7 @@ class Unpadding:
 
     def __init__(self, shape: tuple[int, ...], real: torch.Tensor | None = None) -> None:
         self.shape = shape
-        # Index of each real token in the flattened batch; None without padding.
+        # The indices locate the real tokens in the flattened batch, and are None without padding.
         self.indices: torch.Tensor | None = None
         if real is None:
             return
@@ -202,7 +203,7 @@ class Unpadding:
         return unpadded.view(*self.shape, *unpadded.shape[1:])
 
     def tokens_before(self, places: torch.Tensor) -> torch.Tensor:
-        """Return counts (n,) of real tokens before the indices `places (n,)` in the flat batch."""
+        """Return the numbers of real tokens before the indices `places (n,)` in the flat batch."""
         return places if self.indices is None else torch.searchsorted(self.indices, places)
 
 
@@ -211,7 +212,7 @@ class BlockInputs:
 
     def __init__(self, blocks: Iterable[int]) -> None:
         self.blocks = tuple(blocks)
-        self.states: dict[int, torch.Tensor] = {}  # {block: (batch * n, n_embd)}
+        self.states: dict[int, torch.Tensor] = {}  # {block: its inputs (batch * n, n_embd)}
 
     def stacked(self) -> torch.Tensor:
         """Return the inputs of all blocks as one tensor, (blocks, batch * n, n_embd)."""
@@ -242,7 +243,7 @@ class Rows:
         v: torch.Tensor,
         scale: float | None = None,
     ) -> torch.Tensor:
-        """Return attention outputs (tokens, n_head * d) at `read`. q, k, v: (tokens, heads, d)."""
+        """Return attention outputs at the columns `self.read`. q, k, v: (tokens, heads, d) each."""
         if self.is_causal and precision.attends_without_padding(q):
             if self.cache is not None:
                 self.keys_and_values(layer, k, v)
@@ -266,16 +267,16 @@ class Rows:
     def _by_head(self, values: torch.Tensor) -> torch.Tensor:
         """Map `values (tokens, heads, d)` to (batch, heads, length, d)."""
         if self.unpadding.shape[1] == 1 and self.unpadding.indices is None:
-            return values.unsqueeze(2)  # the same result with fewer operators, for fast sampling
+            return values.unsqueeze(2)  # unsqueeze gives the same result as pad, but faster
         return self.unpadding.pad(values).transpose(1, 2)
 
     def wanted(self, values: torch.Tensor) -> torch.Tensor:
-        """Select the tokens at `read` from `values (tokens, ...)`: (batch * n, ...)."""
+        """Return the values at the columns `self.read` from all `values (tokens, ...)`."""
         return values if self.read is None else values.index_select(0, self._tokens_read)
 
     @cached_property
     def starts(self) -> torch.Tensor:
-        """Index of each row's first real token, then the number of tokens: int32 (batch + 1,)."""
+        """Return the index of each row's first token, and the number of all: int32 (batch + 1,)."""
         batch, length = self.unpadding.shape
         ends = torch.arange(0, batch * length + 1, length, device=self.bias.device)
         return self.unpadding.tokens_before(ends).int()
@@ -288,10 +289,10 @@ class Rows:
         tokens = self.unpadding.tokens_before((rows * length + self.read).flatten())
         if self.unpadding.indices is None:
             return tokens
-        return tokens.clamp_(max=len(self.unpadding.indices) - 1)  # for padding after the last one
+        return tokens.clamp_(max=len(self.unpadding.indices) - 1)  # padding at the end has no token
 
 
 def last_present(mask: torch.Tensor) -> torch.Tensor:
-    """Return, per column of `mask (..., length)`, the last real column up to it, or 0."""
+    """Return, for each column of `mask (..., length)`, the last True column so far, or 0."""
     columns = torch.arange(mask.shape[-1], device=mask.device)
     return torch.where(mask, columns, 0).cummax(-1).values

@@ -14,7 +14,7 @@ from lm_human_preferences.language.networks.scopes import Sizes
 from lm_human_preferences.training.optimizer import BETAS
 from lm_human_preferences.utils.hyperparams import note_unknown, option
 
-_MOMENTS = {'/mean': '/adam', '/square': '/adam_1'}  # {our suffix: tf.train.AdamOptimizer's}
+_MOMENTS = {'/mean': '/adam', '/square': '/adam_1'}  # {our suffix of a moment: TensorFlow's suffix}
 _REWARD_NORM = {'reward_gain': 'reward_norm/gain', 'reward_bias': 'reward_norm/bias'}
 _COUNTS = {
     'ppo/step': 'global_step',
@@ -22,7 +22,7 @@ _COUNTS = {
     'ppo/last_time': 'last_time',
     'train_reward/step': 'train_step',
 }
-# {our counter of an optimizer's steps: the scope of its variables in the original}
+# Our counts of optimizer steps, each with the original's scope of that optimizer's variables.
 _OPTIMIZERS = {
     'ppo/optimizer_steps': 'ppo_opt',
     'train_reward/optimizer_steps': 'train_reward/minibatch/opt',
@@ -37,12 +37,12 @@ HUGGING_FACE_SIZES = dict(
     n_head=('n_head', 12),
     n_layer=('n_layer', 12),
 )
-# Other keys for these sizes in transformers' configs
+# Other keys for a model's sizes in transformers' config.json
 _OTHER_NAMES = {
     *'hidden_size num_attention_heads num_hidden_layers max_position_embeddings'.split()
 }
-MOST_LAYERS, MOST_PARAMETERS = 1000, 2e10  # a file with more is damaged; 1558M has 48 layers
-TANH_GELUS = ('gelu_new', 'gelu_pytorch_tanh')  # transformers' two names for one function
+MOST_LAYERS, MOST_PARAMETERS = 1000, 2e10  # A file with larger sizes is damaged.
+TANH_GELUS = ('gelu_new', 'gelu_pytorch_tanh')  # transformers' names for GELU with tanh
 
 
 class TensorFlowNames:
@@ -59,9 +59,10 @@ class TensorFlowNames:
         return scope + slash + _parameter_name(parameter)
 
     def variables(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return {original's name: view in its shape}; counts of steps become powers of beta."""
+        """Return views of `tensors` with the names and shapes of the original's variables."""
         variables = {}
         for name, tensor in tensors.items():
+            # TensorFlow's Adam saves powers of its betas instead of the number of steps.
             if name in _OPTIMIZERS:
                 for i, beta in enumerate(BETAS, start=1):
                     power = torch.tensor(np.float32(beta ** (int(tensor) + 1)))
@@ -113,7 +114,7 @@ class HParams(Sizes):
         if any(isinstance(value, bool) for value in vars(self).values()):
             raise TypeError('sizes must be numbers, not true or false')
         if self.n_layer > MOST_LAYERS or self.parameters() > MOST_PARAMETERS:
-            raise ValueError('no GPT-2 is as large as that')
+            raise ValueError('sizes are larger than those of any GPT-2')
         if self.n_embd % self.n_head:
             width, heads = self.option_name('n_embd'), self.option_name('n_head')
             raise ValueError(f'{width} {self.n_embd} is not a multiple of {heads} {self.n_head}')

@@ -20,9 +20,9 @@ FIRST_NAMES = {'117M': '124M', '345M': '355M'}
 OWNER = 'openai-community/'
 # {id of a token at which experiments end responses: its text}
 TEXTS_OF_TOKENS = {13: '.', 198: '\n'}
-CONFIG_FILE = 'config.json'  # file in the directories of models that transformers saved
-KIND = 'ForSequenceClassification'  # ending of classifiers' class names
-PEFT_CONFIG = 'adapter_config.json'  # in directories of adapters that PEFT has saved
+CONFIG_FILE = 'config.json'  # A directory that transformers saved has this file.
+KIND = 'ForSequenceClassification'  # ending of the class names of transformers' classifiers
+PEFT_CONFIG = 'adapter_config.json'  # The directory of a PEFT adapter has this file.
 
 
 def released_name(name: str) -> str | None:
@@ -40,12 +40,12 @@ def directory_of(released: str) -> str:
 
 
 def is_directory(directory: str | None) -> bool:
-    """Return whether this is the directory of a released model."""
+    """Return whether `directory` is the URL of a released model."""
     return directory in [*map(directory_of, RELEASED)]
 
 
 def is_model(directory: str) -> bool:
-    """Return whether a directory (path or URL) holds a saved model, shown by its sizes."""
+    """Return whether this program or the original saved a model in a directory (path or URL)."""
     return storage.exists(storage.join(directory, SIZES))
 
 

@@ -50,7 +50,7 @@ class Linear(nn.Linear):
 
 
 class Network(nn.Module, ABC):
-    """Network of a language model; outputs at padding are copies of the last real token's.
+    """Network of a language model; outputs at padding repeat those at the last real token.
 
     Parameters are uninitialised until `initialize` is called or all are loaded.
     gradient_checkpointing: whether a backward pass recomputes each block from its inputs.
@@ -72,7 +72,7 @@ class Network(nn.Module, ABC):
 
     def add_heads(self, names: Iterable[str]) -> None:
         """Add scalar heads by name: 'value' (zero at first) or 'reward' (random at first)."""
-        # The output layer's width may differ from n_embd: some models project before it.
+        # The output layer's width may differ from n_embd, as some models project outputs before it.
         width = self.output_layer()[0].shape[1]
         self.heads = nn.ModuleDict({name: ScalarHead(width) for name in names})
 
@@ -100,7 +100,7 @@ class Network(nn.Module, ABC):
         """Return the output layer's weight (n_vocab, n_embd), and its bias (n_vocab,) or None."""
 
     def takes_row_of(self, columns: int) -> bool:
-        """Return whether completions may share a row of this many columns, even if above n_ctx."""
+        """Return whether completions may share a row of so many columns, which may exceed n_ctx."""
         return True
 
     @property
@@ -158,7 +158,7 @@ class Network(nn.Module, ABC):
             columns = columns[:, output_positions]
             rows = Rows(unpadding, bias, is_causal=past == 0, cache=cache, read=columns)
             return self.outputs(tokens, positions, rows)
-        # Padding is computed, too: before the first real token, it has no output to repeat.
+        # Padding before the first real token has no output to repeat, so padding is computed, too.
         h = self.outputs(tokens, positions, Rows(Unpadding(tokens.shape), bias, cache=cache))
         return index_each(h, columns)
 
@@ -228,7 +228,8 @@ class Network(nn.Module, ABC):
         segment_mask = None
         if n > 1:
             offsets = length * torch.arange(n, device=device)[:, None]
-            columns = columns + (columns >= start) * offsets  # now columns of the shared row
+            # Convert columns of each completion to columns of the row that all completions share.
+            columns = columns + (columns >= start) * offsets
             completion = torch.arange(n, device=device).repeat_interleave(length)
             same_completion = completion == completion[:, None]
             segment_mask = F.pad(same_completion, (start, 0, start, 0), value=True)
@@ -248,7 +249,7 @@ class Network(nn.Module, ABC):
     def logprobs_and_entropies(
         self, h: torch.Tensor, labels: torch.Tensor, temperature: float
     ) -> tuple[torch.Tensor, ...]:
-        """Return log-probabilities of `labels (...)` given `h`, and entropies, each (...)."""
+        """Return log-probabilities (...) of `labels (...)` for outputs `h`, and entropies (...)."""
         weight, bias = self.output_layer()
         temperature = max(temperature, MIN_TEMPERATURE)
         h = self.scaled(h) / temperature
@@ -271,7 +272,7 @@ class Network(nn.Module, ABC):
     def mask_padding(
         self, tokens: torch.Tensor, padding_token: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (tokens with 0 for padding, mask of real tokens); ValueError if a row has none."""
+        """Return (tokens with 0 for padding, mask of real tokens); ValueError for an empty row."""
         mask = tokens != padding_token
         empty = np.argwhere(~mask.cpu().numpy().any(-1))
         if len(empty):

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
     from lm_human_preferences.hparams.reward_options import RunHParams
 
-FRAGMENTATION = 1.8  # memory factor for a heap fragmented by micro-batches; measured: 1.1 to 1.9
-FLOAT, HALF = 4, 2  # bytes per number
+FRAGMENTATION = 1.8  # memory factor, as micro-batches fragment the heap; measured: 1.1 to 1.9
+FLOAT, HALF = 4, 2  # bytes per number in float32 and in bf16
 
 
 class Network(Protocol):
     """Interface of a training's network, such as a Policy."""
 
     def parameters_by_name(self) -> 'Mapping[str, nn.Parameter]':
-        """Return {name without a scope: parameter}."""
+        """Return the network's parameters by their names, which have no scope."""
         ...
 
 
@@ -39,7 +39,7 @@ class Networks:
     """Scopes (prefixes of parameter names) of the networks that learn, stay frozen, or retrain."""
 
     learning: tuple[str, ...]
-    frozen: tuple[str, ...]  # networks that never change, so that saving need not copy them
+    frozen: tuple[str, ...]  # networks that never change, and that saving need not copy
     retrained: tuple[str, ...] = ()  # networks trained between steps; their optimizer is not saved
 
     @property
@@ -96,7 +96,7 @@ class Networks:
         rows = min(micro_batch_size or rows, rows)
         kept = sizes.kept_numbers
         if is_cpu:
-            kept += sizes.n_head * tokens  # attention weights
+            kept += sizes.n_head * tokens  # A CPU also keeps the attention weights.
         block = number * rows * tokens * kept
         blocks = block * (sizes.n_layer if learning else 1)
         if run.gradient_checkpointing:
@@ -106,7 +106,8 @@ class Networks:
 
 
 REWARD_NETWORKS = Networks(learning=('reward_model',), frozen=('ref_policy',))
-POLICY_NETWORKS = Networks(learning=('policy',), frozen=('ref_policy',))  # rewards add scopes
+# These are the networks of a policy's training without the networks of its reward.
+POLICY_NETWORKS = Networks(learning=('policy',), frozen=('ref_policy',))
 
 
 @dataclass
@@ -123,7 +124,7 @@ class Sizes(hyperparams.HParams, ABC):
     @property
     @abstractmethod
     def kept_numbers(self) -> int:
-        """Return the values per token that a block keeps for gradients, without attention's."""
+        """Count numbers per token that a block keeps for gradients, without attention weights."""
 
     @abstractmethod
     def parameters(self) -> int:

@@ -66,7 +66,7 @@ class OnCPU(torch.autograd.Function):
         gradient: torch.Tensor,
         _: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, None, None, None]:
-        """Return gradients of `h` and `weight`, from those of logits, gradient * (one-hot - p)."""
+        """Return gradients of `h` and `weight`; those of logits are gradient * (one-hot - p)."""
         h, weight, labels, table = ctx.saved_tensors
         low = ctx.gradient_type
         gradient = gradient.unsqueeze(1)
@@ -91,7 +91,7 @@ class OnGPU(torch.autograd.Function):
     """
 
     ROWS = 2048  # rows per softmax, so that its copies take little memory
-    ALIGNED = 64  # columns are padded to a multiple of this, for fast matrix products
+    ALIGNED = 64  # Columns are padded to a multiple of 64 for fast matrix products.
 
     @staticmethod
     def forward(
@@ -125,7 +125,10 @@ class OnGPU(torch.autograd.Function):
         gradient: torch.Tensor,
         _: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, None, None, None]:
-        """Return OnCPU.backward's gradients, with a row's gradient multiplied into `h` instead."""
+        """Return the gradients of `h` and `weight`, as OnCPU.backward does.
+
+        Each row's gradient is multiplied into `h`, not into the larger table of probabilities.
+        """
         h, weight, labels, probs = ctx.saved_tensors
         gradient = gradient.unsqueeze(1)
         more_words = probs.shape[1] - len(weight)

@@ -19,8 +19,8 @@ from lm_human_preferences.runs.run_files import FROZEN_HEAD
 CAUSAL_LM = 'causal_lm.'  # prefix of our names for parameters of transformers models
 EMBEDDING = 'transformer.wte.weight'  # our name for GPT-2's token embedding
 SAFETENSORS = 'model.safetensors'
-SAFETENSORS_INDEX = f'{SAFETENSORS}.index.json'  # lists the files if there are several
-# Tensors to ignore: masks and rotary frequencies of older versions, and TRL's value head.
+SAFETENSORS_INDEX = f'{SAFETENSORS}.index.json'  # the index of a model split into several files
+# Tensors to ignore are masks and rotary frequencies of old models, and TRL's value head.
 OF_NO_USE = re.compile(r'.*(attn|attention)\.(masked_)?bias|.*causal_mask|.*inv_freq|v_head\..*')
 EMBEDDING_LAYER = re.compile(r'(.*\.)?(embed_tokens|wte|embed_in|word_embeddings)')
 OUTPUT_LAYER = re.compile(r'(.*\.)?(lm_head|embed_out)')
@@ -83,9 +83,9 @@ class CheckpointWeights(Weights):
 
 
 def safetensors_of(directory: str) -> list[str]:
-    """Return local paths of a model's safetensors, downloaded if remote; UserError if none."""
+    """Return local paths of a model's safetensors, downloaded if remote; UserError without any."""
     names = [SAFETENSORS]
-    # Prefer a single file, as transformers does: it may leave an outdated index beside it.
+    # Prefer a single file, as transformers does, since an outdated index may lie beside the file.
     if not storage.exists(storage.join(directory, SAFETENSORS)):
         index = storage.join(directory, SAFETENSORS_INDEX)
         if not storage.exists(index):
@@ -201,5 +201,5 @@ def _fetch_bundle(folder: str, name: str) -> Bundle:
         shards = Bundle(prefix).shard_names()
         storage.cached_paths([storage.join(folder, shard) for shard in shards])
     else:
-        checkpoints.restore_state(prefix)  # finds more damage than opening the files does
+        checkpoints.restore_state(prefix)  # Restoring finds more damage than opening files would.
     return Bundle(prefix)
