@@ -3,8 +3,7 @@
 import os
 
 # A waiting OpenMP thread polls this many times before it sleeps; by default it polls for 3 ms.
-# Polling takes processor time from working threads if another program also computes.
-# See benchmarks/README.md for measurements.
+# When programs compete for processors, polling delays working threads (benchmarks/README.md).
 SPIN_COUNT = '10000'
 
 

@@ -26,8 +26,7 @@ CGROUPS = Path('/sys/fs/cgroup')
 SIBLINGS = '/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list'
 
 AMD, INTEL = 'AuthenticAMD', 'GenuineIntel'
-# Linux's names of the processor features that decide how fast matrices are multiplied.
-# The features of x86 come first, then those of ARM.
+# Linux uses these names for the features that decide how fast a processor multiplies matrices.
 FEATURES = ('avx2', 'avx512f', 'avx512_vnni', 'avx512_bf16', 'amx_bf16', 'asimd', 'sve', 'bf16')
 
 
@@ -60,7 +59,7 @@ def this_processor() -> Processor:
     """Return the model of the processor that this process runs on."""
     try:
         return parse_cpuinfo(CPUINFO.read_text(encoding='utf-8'))
-    except OSError:  # not on Linux
+    except OSError:  # Only Linux has /proc/cpuinfo.
         return parse_cpuinfo('')
 
 
@@ -79,7 +78,7 @@ def control_groups(cgroups: Path = CGROUPS, memberships: Path = MEMBERSHIPS) -> 
     lines = memberships.read_text(encoding='utf-8').splitlines() if memberships.exists() else []
     for line in lines:
         if line.startswith('0::'):
-            # In a container, the group's name may be a path on the host, and its folder the root.
+            # A container may see its control group at the root, whatever path the group's name is.
             group = cgroups / line.removeprefix('0::').lstrip('/')
             yield from (each for each in (group, *group.parents) if each.is_relative_to(cgroups))
 
@@ -88,7 +87,7 @@ def cpu_quota(cgroups: Path = CGROUPS, memberships: Path = MEMBERSHIPS) -> float
     """Return the number of processors that this process's control groups allow; None: no limit."""
     quotas = []
     for group in control_groups(cgroups, memberships):
-        with contextlib.suppress(OSError, ValueError):  # not a number, such as 'max'
+        with contextlib.suppress(OSError, ValueError):  # A limit of 'max' is no number.
             quota, period = (group / 'cpu.max').read_text(encoding='ascii').split()
             quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
@@ -101,7 +100,7 @@ def available_memory(proc: Path = Path('/proc'), cgroups: Path = CGROUPS) -> int
     assert available is not None, 'meminfo has no MemAvailable'
     limits = [int(available[1]) << 10]
     for group in control_groups(cgroups, proc / 'self/cgroup'):
-        with contextlib.suppress(OSError, ValueError):  # not a number, such as 'max'
+        with contextlib.suppress(OSError, ValueError):  # A limit of 'max' is no number.
             limits.append(int((group / 'memory.max').read_text(encoding='ascii')))
     return min(limits)
 
@@ -145,7 +144,7 @@ def default_device() -> torch.device:
 
 
 def choose_gpu(visible: Sequence[Sequence[str]], local_rank: int) -> int:
-    """Return this rank's GPU: index of the first visible one no lower rank takes; or UserError."""
+    """Return the index of the first GPU that no lower rank takes; UserError for too few GPUs."""
     taken = []
     for gpus in visible:
         taken.append(next((gpu for gpu in gpus if gpu not in taken), None))

@@ -16,14 +16,14 @@ from lm_human_preferences.machine.hardware import Processor, default_device
 # Tokens whose logits MKL computes per call; one call for all 50,257 takes 1.4 times as long.
 _VOCABULARY_PIECE = 1024
 # Prepacking a weight of at least this many numbers makes products with 8 rows 1.4 times as fast.
-# Smaller weights gain nothing, nor do weights that learn: they are prepacked for each batch.
+# Small weights gain nothing from prepacking, nor do weights that change after each batch.
 _LARGE_WEIGHT = 2**18
 _LARGEST_FLASH = 256  # largest size of a head that flash attention accepts
 Library = Literal['default', 'onednn']
 LIBRARIES = get_args(Library)
 ROUNDING = {'amx_bf16', 'bf16'}  # processor features with which oneDNN rounds to bf16
 # Networks up to this width are fastest on one thread with PyTorch's default library.
-# With oneDNN, a first run takes 12 % more time and twice the memory, for a kernel per token count.
+# With oneDNN, tiny networks take more time and memory, as each token count needs its own kernel.
 TINY_WIDTH = 128
 _matmul: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -34,13 +34,13 @@ class Kernels:
 
     library: Library = 'default'
     reduced: torch.dtype | None = None  # dtype of layers' products; None: the weights' dtype
-    prepack: Callable[[torch.Tensor], torch.Tensor] | None = None  # reorders weights for oneDNN
-    # Row counts of inputs for which frozen weights are prepacked; None: any count, all weights
+    prepack: Callable[[torch.Tensor], torch.Tensor] | None = None  # puts weights in oneDNN's order
+    # Frozen weights are prepacked for these numbers of input rows; None: all weights, all inputs.
     prepacked_rows: range | None = None
     fuses_attention: bool = True
-    flash_attention: bool = False  # whether a GPU computes rows without padding, in bf16
+    flash_attention: bool = False  # whether a GPU computes attention without padding, in bf16
     deterministic: bool = False  # whether a GPU's gradients are the same to the bit in each run
-    vocabulary_piece: int | None = None  # tokens whose logits are computed at once; None: all
+    vocabulary_piece: int | None = None  # number of logits per row computed at once; None: all
 
 
 _kernels = Kernels()
@@ -61,10 +61,10 @@ def configure_for(
 def configure(
     precision: str, device: torch.device, library: Library, *, deterministic: bool = True
 ) -> Kernels:
-    """Configure this process for `precision` (fp32, tf32 or bf16) on `device`, or UserError.
+    """Configure this process to compute in `precision` (fp32, tf32 or bf16) on `device`.
 
     Weights, the residual stream, logits, losses and statistics stay float32 in any case.
-    deterministic: whether a GPU repeats gradients, see repeatable_gradients.
+    deterministic: whether a GPU repeats gradients. UserError if `device` lacks `precision`.
     """
     global _kernels
     check_available(precision, device)
@@ -72,10 +72,10 @@ def configure(
     if device.type == 'cuda':
         torch.backends.cuda.matmul.allow_tf32 = precision != 'fp32'
         # PyTorch prefers cuDNN's attention in bf16 on Hopper, but cuDNN plans for each new length.
-        # Planning for each sampled token takes 0.04 to 2.7 s on an H100.
+        # On an H100, cuDNN's planning takes 0.04 to 2.7 s for each sampled token.
         # Gradients of cuDNN's attention are NaN at some lengths (issue 196678 of PyTorch).
         torch.backends.cuda.enable_cudnn_sdp(False)
-        # Deterministic algorithms need this variable, but no filled memory, which is slow.
+        # Deterministic algorithms need CUBLAS_WORKSPACE_CONFIG, but no slow filling of new memory.
         os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
         algorithms: Any = torch.utils.deterministic
         algorithms.fill_uninitialized_memory = False
@@ -230,7 +230,7 @@ def _takes_prepacked(x: torch.Tensor, weight: torch.Tensor) -> bool:
     return is_few and not weight.requires_grad and weight.numel() >= _LARGE_WEIGHT
 
 
-# --- Below: private names of PyTorch. tests/unit/test_fast_paths.py fails if one is missing. ---
+# --- Private names of PyTorch follow; tests/unit/test_fast_paths.py fails if one is missing. ---
 
 
 def _prepack_operator(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -239,7 +239,7 @@ def _prepack_operator(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tens
     try:
         needed = operators._reorder_linear_weight, operators._linear_pointwise
         is_supported = dtype == torch.float32 or operators._is_mkldnn_bf16_supported()
-    except AttributeError:  # a later PyTorch may lack them
+    except AttributeError:  # A later PyTorch may lack private operators.
         return None
     return needed[0] if is_supported else None
 
@@ -247,12 +247,12 @@ def _prepack_operator(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tens
 def _times_prepacked(
     x: torch.Tensor,
     weight: torch.Tensor,
-    transposed: Callable[[], torch.Tensor],  # (outputs, inputs), in the type of `x`
+    transposed: Callable[[], torch.Tensor],  # returns weight (outputs, inputs), in the type of `x`
     bias: torch.Tensor | None = None,
     gelu: bool = False,
 ) -> torch.Tensor:
     """Return `x` times a copy of `weight` in oneDNN's order, made anew when `weight` changes."""
-    source = weight._version, x.dtype  # PyTorch's count of in-place changes
+    source = weight._version, x.dtype  # _version counts a tensor's in-place changes.
     copied: Any = getattr(weight, 'prepacked', (None, None))
     source_then, prepacked = copied
     if source_then != source:

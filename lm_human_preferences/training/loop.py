@@ -145,7 +145,7 @@ class HealthMonitor(Hook):
         if not text or step < self.quiet_until.get(name, 0):
             return
         self.quiet_until[name] = step + REPEAT_AFTER
-        # The indented text is shown verbatim by TensorBoard, which counts steps from 0.
+        # TensorBoard shows indented text verbatim, and its steps count from 0.
         self.trainer.logger.log_text(ALARMS, f'    {text}', step - 1)
         if self.mode == 'stop':
             self.checkpointer.save_on_error(self.trainer)

@@ -24,7 +24,7 @@ class Adam:
         self.state: dict[torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
     def minimize(self, loss: torch.Tensor | None, lr: float) -> None:
-        """Take a step on the scalar `loss`. None (rank without data): its gradient is 0."""
+        """Take a step on the scalar `loss`; a rank without data gives None, with gradient 0."""
         if loss is not None:
             self.backward(loss, last=True)
         self.update(lr)
@@ -44,7 +44,7 @@ class Adam:
         gradients = [p.grad for p in learned if p.grad is not None]
         states = [self._state_of(p) for p in learned]
         counts, means, squares = zip(*states)
-        # TensorFlow adds epsilon before the bias correction; convert it to PyTorch's.
+        # Convert epsilon for PyTorch, as TensorFlow adds epsilon before the bias correction.
         epsilon = EPSILON / (1 - BETAS[1] ** self.steps) ** 0.5
         with torch.no_grad():
             # The class torch.optim.Adam would import PyTorch's compiler, which takes a second.
@@ -70,7 +70,7 @@ class Adam:
     def _state_of(
         self, parameter: torch.Tensor, steps: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return a parameter's (count, mean, square); a new parameter gets (`steps`, 0, 0)."""
+        """Return a parameter's count of updates and two moments; at first, `steps`, 0 and 0."""
         if parameter not in self.state:
             self.state[parameter] = (
                 torch.tensor(float(steps), device=parameter.device),
@@ -92,7 +92,7 @@ class Adam:
             self._state_of(parameter, steps)
 
     def moments(self) -> dict[str, torch.Tensor]:
-        """Return 'NAME/mean' and 'NAME/square' of each parameter; zeros before the first update."""
+        """Return Adam's moments as {'NAME/mean' or 'NAME/square': tensor}; zeros at first."""
         moments = {}
         for name, parameter in self.parameters.items():
             zeros = torch.zeros((), device=parameter.device).expand_as(parameter)
