@@ -76,7 +76,7 @@ def truncate_tokens(hparams: TaskHParams, encoder: Encoder | None) -> frozenset[
 
 
 def end_of_text(hparams: TaskHParams, encoder: Encoder) -> int | None:
-    """Return the token that follows a response given as a text, if sampling stops at it, or None.
+    """Return the end token that a response given as text lacks, or None if sampling has none.
 
     A text does not show this token, which ends the sampled responses that are whole.
     """
@@ -102,7 +102,7 @@ def policy_settings(hparams: TaskHParams, encoder: Encoder) -> dict[str, Any]:
     is_among = _is_among(truncate_tokens(hparams, encoder)) if hparams.stops else None
 
     def is_end(tokens: torch.Tensor, position: int) -> torch.Tensor:
-        """Return bool (batch,): True for each row whose token in `tokens (batch,)` ends it."""
+        """Return which rows end with their token in `tokens (batch,)`: bool (batch,)."""
         assert is_among is not None
         if position < hparams.truncate_after:
             return torch.zeros_like(tokens, dtype=torch.bool)
@@ -136,7 +136,7 @@ def postprocess_fn_from_hparams(
 def filter_fn_from_hparams(
     hparams: TaskHParams, encoder: Encoder | None = None, *, anywhere: bool = False
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function from responses (batch, length) to bool (batch,): True if one has an end.
+    """Return a function that finds which `responses (batch, length)` have an end: bool (batch,).
 
     anywhere: whether an end before --task.truncate_after counts, too.
     """
@@ -235,7 +235,7 @@ def check_lengths(hparams: TaskHParams, encoder: Encoder, sizes: Sizes) -> None:
 
 
 def _token_of(encoder: Encoder, hparams: TaskHParams, option: str) -> int | None:
-    """Return the single token that `option` spells, or None if it is empty; else UserError."""
+    """Return the token that `option` spells, or None for an empty text; UserError for several."""
     text = getattr(hparams, option)
     if not text:
         return None
@@ -245,7 +245,10 @@ def _token_of(encoder: Encoder, hparams: TaskHParams, option: str) -> int | None
 
 @dataclasses.dataclass(eq=False)
 class QuerySampler:
-    """Stream of query batches. position: (texts rank 0 has read, later queries others have)."""
+    """Stream of query batches, which can continue at a `position` after a restart.
+
+    position: numbers of texts that rank 0 has read and of later queries that other ranks took.
+    """
 
     hparams: TaskHParams
     batch_size: int
@@ -258,7 +261,7 @@ class QuerySampler:
         self.seek((0, 0))
 
     def __call__(self) -> dict[str, torch.Tensor]:
-        """Return the next {'tokens': (batch_size, query_length)}; UserError if no text fits."""
+        """Return a batch {'tokens': (batch_size, query_length)}; UserError if no text is usable."""
         batch = list(itertools.islice(self.sequences, self.batch_size))
         if len(batch) < self.batch_size:
             name = self.hparams.query_dataset
@@ -283,7 +286,7 @@ def make_query_sampler(
     comm: Comm | None = None,
     labels: str | None = None,
 ) -> QuerySampler:
-    """Return the sampler of a task's queries. labels: label file to replace a lost data set."""
+    """Return the sampler of a task's queries. labels: label file to use if a data set is lost."""
     # As in the original, every run reads files in the same order unless query_seed is set.
     seed = hparams.query_seed if mode == 'train' else 0
     if registry.info(hparams.query_dataset).seed_per_run:
@@ -335,7 +338,7 @@ def query_columns(
 def columns_by_tokens(
     queries: Iterable[tuple[Sequence[int], jsonl.Query]],
 ) -> dict[tuple[int, ...], Mapping[str, Any]]:
-    """Return {tokens: other columns} for (tokens, query) pairs; UserError as in query_columns."""
+    """Return {a query's tokens: other columns of its record}; UserError if two records conflict."""
     found: dict[tuple[int, ...], Mapping[str, Any]] = {}
     for tokens, query in queries:
         if found.setdefault(tuple(tokens), query.columns) != query.columns:
@@ -347,7 +350,7 @@ def columns_by_tokens(
 
 
 def query_notes(hparams: TaskHParams, encoder: Encoder, mode: str) -> list[str]:
-    """Return lines on the use of a user's data set, or []; UserError if no text makes a query."""
+    """Return lines on how many texts of a user's data set are used; UserError if none can be."""
     name = hparams.query_dataset
     if name in registry.DATASETS:
         return []
@@ -355,7 +358,7 @@ def query_notes(hparams: TaskHParams, encoder: Encoder, mode: str) -> list[str]:
     usage, is_all = sampler.dataset.usage(sampler.rules)
     used, cut = usage[datasets.USED], usage[datasets.CUT]
     if used + cut == 0:
-        sampler()  # UserError unless a later text makes a query
+        sampler()  # The sampler raises UserError if the texts not counted make no query.
     texts = f'{usage["texts"]} texts' if is_all else f'its first {usage["texts"]} texts'
     lines = [f'Queries are from {jsonl.part_of(name, mode)}: {used + cut} of {texts} are used']
     if cut:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lm_human_preferences.language.trained_models import TrainedModel
 
 # Responses to a query share a row, so that the query is computed only once.
-# More responses do not pay: attention multiplies all of a row's tokens and masks most products.
+# Longer rows are not faster, as attention also multiplies tokens of different responses.
 MOST_IN_A_ROW = 8
 
 
@@ -83,7 +83,7 @@ class Policy:
     def respond(
         self, queries: TokenIds, length: int, samples_per_query: int = 1
     ) -> dict[str, torch.Tensor]:
-        """Sample 'responses', 'logprobs' and 'values' (batch, length); padding and 0 after the end.
+        """Sample 'responses', 'logprobs' and 'values' (batch, length); padding and 0 after an end.
 
         samples_per_query: number of neighbouring rows of `queries (batch, query_length)` that
         repeat one query, which is computed once.

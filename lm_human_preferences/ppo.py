@@ -14,10 +14,10 @@ from lm_human_preferences.utils.core import TensorBatch, those_in, whiten
 if TYPE_CHECKING:
     from lm_human_preferences.hparams.policy_options import PpoHParams
 
-# A ScoreFn maps queries (batch, query_length) and responses (batch, response_length) to a tuple.
-# The tuple holds scores (batch,), truncated responses and statistics {'score': scores}.
-# A reward by a head on hidden states adds 'score_std' (batch,), the scores' standard deviations.
-# Such a reward takes as third argument the 'states' from analyze_responses of the reference.
+# A ScoreFn takes queries (batch, query_length) and responses (batch, response_length).
+# A ScoreFn returns scores (batch,), truncated responses and statistics {'score': scores}.
+# A reward head on hidden states adds standard deviations, 'score_std' (batch,), to the statistics.
+# A reward head on hidden states needs a third argument, 'states' of Policy.analyze_responses.
 ScoreFn = Callable[
     ...,
     tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]],
@@ -30,20 +30,20 @@ class Rollout(TensorBatch):
     """Episodes of a step: each row is a query x with its response y."""
 
     # Token ids and `mask` may be in host memory, to compute layouts without waiting for a GPU.
-    # All other tensors are on the device.
-    queries: torch.Tensor  # (batch, query_length), token ids
-    responses: torch.Tensor  # (batch, response_length), token ids sampled from the policy pi
-    logprobs: torch.Tensor  # (batch, response_length), log pi of each token when it was sampled
-    values: torch.Tensor  # (batch, response_length), estimates of the return before each token
-    ref_logprobs: torch.Tensor  # (batch, response_length), log rho of the initial policy
-    scores: torch.Tensor  # (batch,), the reward model's r(x, y)
-    scored_responses: torch.Tensor  # (batch, response_length), token ids after truncation
-    rewards: torch.Tensor | None = None  # (batch, response_length), see compute_rewards
-    score_std: torch.Tensor | None = None  # (batch,), standard deviation of a head's scores
+    # Tensors other than token ids and `mask` are on the device of the policy.
+    queries: torch.Tensor  # token ids (batch, query_length)
+    responses: torch.Tensor  # token ids (batch, response_length) sampled from the policy pi
+    logprobs: torch.Tensor  # log pi of each token when it was sampled (batch, response_length)
+    values: torch.Tensor  # estimates of the return before each token (batch, response_length)
+    ref_logprobs: torch.Tensor  # log rho of the initial policy (batch, response_length)
+    scores: torch.Tensor  # the reward model's r(x, y), (batch,)
+    scored_responses: torch.Tensor  # token ids (batch, response_length) after truncation
+    rewards: torch.Tensor | None = None  # rewards of tokens, see compute_rewards
+    score_std: torch.Tensor | None = None  # standard deviations of scores by a head, (batch,)
     # mask: bool (batch, response_length), True up to a response's end; None if all tokens count.
-    # Where it is False, logprobs, values and rewards are 0.
+    # Where `mask` is False, logprobs, values and rewards are 0.
     mask: torch.Tensor | None = None
-    baselines: torch.Tensor | None = None  # (batch,), see leave_one_out; None: use `values`
+    baselines: torch.Tensor | None = None  # result of leave_one_out; None: use `values`
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Minibatch(TensorBatch):
 
     @property
     def tokens(self) -> int:
-        """Return the number of response tokens that count, so without padding."""
+        """Return the number of response tokens, not counting padding."""
         if self.mask is None:
             return self.logprobs.numel()
         return int(np.count_nonzero(self.mask.cpu()))
@@ -113,7 +113,7 @@ def leave_one_out(rewards: torch.Tensor, samples_per_query: int) -> torch.Tensor
 
 
 def add_advantages(rollout: Rollout, options: PpoHParams) -> Minibatch:
-    """Return `rollout` as a Minibatch, with whitening and GAE inside it, as in the original.
+    """Return `rollout` as a Minibatch; advantages are whitened within it, as in the original.
 
     With a leave-one-out baseline, all tokens of a response have the same advantage.
     """
@@ -188,7 +188,7 @@ def loss(
         return those_in(values, minibatch.mask).mean()
 
     advantages, returns = minibatch.advantages, minibatch.returns
-    # With a leave-one-out baseline, no value is trained: its error is logged as the value loss.
+    # A leave-one-out baseline is not trained; the logged value loss is just its error.
     values = outputs['values'] if options.samples_per_query == 1 else minibatch.values
     values_clipped = values.clamp(
         minibatch.values - options.cliprange_value, minibatch.values + options.cliprange_value

@@ -52,7 +52,7 @@ class HasStats(Protocol):
     def score_and_stats(
         self, queries: torch.Tensor, responses: torch.Tensor, states: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return scores and statistics. states: inputs of the reference's `blocks`."""
+        """Return scores and statistics. states: inputs of `blocks` in the reference policy."""
         ...
 
 
@@ -149,7 +149,7 @@ class RewardModel(Scorer):
         self.set_scale(gain, new_mean - gain * old_mean)
 
 
-RewardModelTrainer = RewardModel  # the original's name
+RewardModelTrainer = RewardModel  # name of RewardModel in the original
 
 
 def check_encoding(directory: str, name: str, encoding: Encoding) -> None:
@@ -162,7 +162,7 @@ def check_encoding(directory: str, name: str, encoding: Encoding) -> None:
 
 
 class TrainedRewardModel(Scorer):
-    """Frozen reward model of a run; random for 'test'. base: model to share parameters with."""
+    """Frozen reward model of the run in `train_dir`. base: model to share parameters with."""
 
     def __init__(
         self,
