@@ -39,7 +39,7 @@ class Rollout(TensorBatch):
     scores: torch.Tensor  # the reward model's r(x, y), (batch,)
     scored_responses: torch.Tensor  # token ids (batch, response_length) after truncation
     rewards: torch.Tensor | None = None  # rewards of tokens, see compute_rewards
-    score_std: torch.Tensor | None = None  # standard deviations of scores by a head, (batch,)
+    score_std: torch.Tensor | None = None  # standard deviations (batch,) of a reward head's scores
     # mask: bool (batch, response_length), True up to a response's end; None if all tokens count.
     # Where `mask` is False, logprobs, values and rewards are 0.
     mask: torch.Tensor | None = None

@@ -148,7 +148,7 @@ class Encoding:
         return _byte_pair_encoder(vocab_path, merges_path, self.n_vocab)
 
     def path(self, name: str) -> str:
-        """Return the path or URL of a file; LMHP_GPT2_ENCODINGS replaces `base_path`."""
+        """Return the path or URL of a file, in $LMHP_GPT2_ENCODINGS or else in `base_path`."""
         base_path = os.environ.get('LMHP_GPT2_ENCODINGS') or self.base_path
         assert base_path is not None
         return storage.join(base_path, name)

@@ -68,7 +68,7 @@ class Model(Network):
 
     def __init__(self, sizes: HParams, scalar_heads: Iterable[str] = ()) -> None:
         super().__init__(sizes)
-        # The type is Any, as a ModuleDict's entries are read as attributes without declared types.
+        # The type is Any, as the entries of a ModuleDict have no declared types.
         self.transformer: Any = gpt2_parameters(sizes)
         self.add_heads(scalar_heads)
 

@@ -32,7 +32,7 @@ FEATURES = ('avx2', 'avx512f', 'avx512_vnni', 'avx512_bf16', 'amx_bf16', 'asimd'
 
 @dataclass(frozen=True)
 class Processor:
-    """Processor model. features: the FEATURES that it has."""
+    """Model of a processor. features: names from FEATURES that the processor has."""
 
     vendor: str
     model: str

@@ -276,7 +276,7 @@ class Rows:
 
     @cached_property
     def starts(self) -> torch.Tensor:
-        """Return the index of each row's first token, and the number of all: int32 (batch + 1,)."""
+        """Return the index of each row's first token, and the token count: int32 (batch + 1,)."""
         batch, length = self.unpadding.shape
         ends = torch.arange(0, batch * length + 1, length, device=self.bias.device)
         return self.unpadding.tokens_before(ends).int()
@@ -289,7 +289,8 @@ class Rows:
         tokens = self.unpadding.tokens_before((rows * length + self.read).flatten())
         if self.unpadding.indices is None:
             return tokens
-        return tokens.clamp_(max=len(self.unpadding.indices) - 1)  # padding at the end has no token
+        # Padding after the last real token would have an index beyond all tokens.
+        return tokens.clamp_(max=len(self.unpadding.indices) - 1)
 
 
 def last_present(mask: torch.Tensor) -> torch.Tensor:

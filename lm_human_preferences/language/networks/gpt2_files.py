@@ -41,7 +41,7 @@ HUGGING_FACE_SIZES = dict(
 _OTHER_NAMES = {
     *'hidden_size num_attention_heads num_hidden_layers max_position_embeddings'.split()
 }
-MOST_LAYERS, MOST_PARAMETERS = 1000, 2e10  # A file with larger sizes is damaged.
+MOST_LAYERS, MOST_PARAMETERS = 1000, 2e10  # A file that gives larger sizes is damaged.
 TANH_GELUS = ('gelu_new', 'gelu_pytorch_tanh')  # transformers' names for GELU with tanh
 
 
@@ -135,7 +135,7 @@ def is_own(config: Any, n_vocab: int) -> bool:
         return False
     width = config.get('n_embd', 768)
     if not isinstance(width, int):
-        return True  # load_config then reports the invalid size
+        return True  # load_config reports the invalid size.
     name_of_vocabulary, tokens = HUGGING_FACE_SIZES['n_vocab']
     return (
         config.get(name_of_vocabulary, tokens) == n_vocab

@@ -1,4 +1,4 @@
-"""Kinds of models: OpenAI's releases by name, others by the files in a directory; without torch."""
+"""Kinds of models, found without torch: OpenAI's releases by name, others by their directories."""
 
 from typing import Any
 

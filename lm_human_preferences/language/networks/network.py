@@ -100,7 +100,10 @@ class Network(nn.Module, ABC):
         """Return the output layer's weight (n_vocab, n_embd), and its bias (n_vocab,) or None."""
 
     def takes_row_of(self, columns: int) -> bool:
-        """Return whether completions may share a row of so many columns, which may exceed n_ctx."""
+        """Return whether several completions of a prompt may share a row of `columns` columns.
+
+        `columns` may exceed n_ctx, as the positions of each completion begin after the prompt.
+        """
         return True
 
     @property
@@ -215,7 +218,7 @@ class Network(nn.Module, ABC):
         device = self.device
 
         def one_row(values: torch.Tensor) -> torch.Tensor:
-            """Map (batch, n, start + length) to (batch, start + n * length): one prompt for all."""
+            """Join the n rows of each prompt into one row, (batch, start + n * length)."""
             if n == 1:
                 return values.squeeze(1)
             return torch.cat([values[:, 0, :start], values[:, :, start:].flatten(1)], dim=1)

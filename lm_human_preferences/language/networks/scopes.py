@@ -124,7 +124,7 @@ class Sizes(hyperparams.HParams, ABC):
     @property
     @abstractmethod
     def kept_numbers(self) -> int:
-        """Count numbers per token that a block keeps for gradients, without attention weights."""
+        """Return how many numbers a block keeps per token for gradients (no attention weights)."""
 
     @abstractmethod
     def parameters(self) -> int:
