@@ -56,10 +56,10 @@ books_task = combos(
 
 
 def summarize_task(temperature: float, **texts: str) -> list[Trial]:
-    """Return the task of summarising a text of 500 tokens in up to 75."""
+    """Return the task of summarising 500 tokens of text in at most 75 tokens."""
     return combos(
         bind_all(**texts, query_length=500, response_length=75),
-        bind_all(start_text=None, truncate_after=55, truncate_token=198),  # 198 is '\n'
+        bind_all(start_text=None, truncate_after=55, truncate_token=198),  # token 198 is '\n'
         bind_all('policy', temperature=temperature, initial_model='124M'),
     )
 
@@ -96,7 +96,7 @@ chat_task = combos(
 
 
 def reward_experiment(task: Sequence[Trial], *settings: Sequence[Trial]) -> list[Trial]:
-    """Return an experiment on best-of-four labels, with rewards normalised before and after."""
+    """Return a best-of-four experiment, with rewards normalised before and after its training."""
     return combos(
         bind_nested('task', task),
         bind('labels.type', 'best_of_4'),
@@ -140,7 +140,7 @@ reward_experiments = {
         bind_all(batch_size=32, lr=5e-3),
         bind('run.log_interval', 32),
     ),
-    # The user names the labels, which contain queries.
+    # No data set of queries is set, as the labels that the user names contain queries.
     'chat': combos(
         bind_nested('task', chat_task),
         bind('labels.type', 'best_of_2'),
@@ -194,7 +194,7 @@ policy_experiments = {
     'sentiment': adaptive_kl_policy('sentiment', books_task, **books_ppo),
     'descriptiveness': adaptive_kl_policy('descriptiveness', books_task, **books_ppo),
     'cnndm': summarize_policy('cnndm', cnndm_task, kl_coef=0.01),
-    'tldr': summarize_policy('tldr', tldr_task, kl_coef=0.03),  # cnndm's 0.01 is too low
+    'tldr': summarize_policy('tldr', tldr_task, kl_coef=0.03),  # a kl_coef of 0.01 is too low
     'test': adaptive_kl_policy('test', test_task, lr=1e-2, total_episodes=100 * 64, batch_size=64),
     'mock_sentiment': combos(
         # kl_coef starts high: a policy that strays far early on stops using some words for good.
@@ -261,7 +261,7 @@ def options_of_resume() -> dict[str, dataclasses.Field]:
 
 
 def recorded_run(save_dir: str) -> tuple[str, str]:
-    """Return (command, local directory) of a run; train_policy if it trained both models."""
+    """Return a run's command, train_policy if it trained two models, and its local directory."""
     directory = run_dir.fetch_run_dir(save_dir)
     names = {command: run_files.COMMANDS[command].settings for command in TRAININGS}
     missing = ' or '.join(names.values())
@@ -269,13 +269,13 @@ def recorded_run(save_dir: str) -> tuple[str, str]:
         if storage.exists(storage.join(directory, name)):
             return command, directory
         if command in run_record.read(directory):
-            missing = name  # the run is of this command, but its settings are gone
+            missing = name  # run.json names the command, but its settings file is missing
             break
     raise UserError(f'{save_dir} holds no run to resume: it has no {missing}')
 
 
 def settings_of_experiments() -> dict[str, dict[str, Any]]:
-    """Return {COMMAND/EXPERIMENT: {option: value}} of all experiments."""
+    """Return the settings {option: value} of every experiment, under the key COMMAND/EXPERIMENT."""
     found = {}
     for command, experiments in EXPERIMENTS.items():
         for name in experiments:

@@ -27,12 +27,12 @@ from lm_human_preferences.runs import run_settings
 
 
 def sample(settings: dict[str, Any]) -> None:
-    """Start the job. With --model, the user's `settings` override the task of `chat`."""
+    """Start sampling. With --model, `settings` override the task of the experiment `chat`."""
     if settings.get('model') is not None:
         chat = user_settings.bindings(experiments.reward_experiments, 'chat', 'sample')
         task = {name: value for name, value in chat.items() if name.startswith('task.')}
         if settings.keys() & {'prompt', 'queries'}:
-            task['task.query_dataset'] = 'test'  # the option is required, but has no effect here
+            task['task.query_dataset'] = 'test'  # a required option, unused if queries are given
         settings = {**task, **settings, 'task.policy.initial_model': settings['model']}
     options = SampleHParams()
     user_settings.override(options, settings)

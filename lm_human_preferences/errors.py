@@ -17,7 +17,7 @@ _ROOT = Path(__file__).parents[1]  # folder of the project
 
 
 class UserError(ValueError):
-    """Mistake of the user, with exit status 2. Its line names the option or file, and the fix."""
+    """Mistake of the user. The message names the option or file and the fix; exit status is 2."""
 
 
 class OptionError(UserError):
@@ -47,23 +47,23 @@ def disk_errors_reported() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def os_errors_as(what: str, fix: str = '', kind: type[UserError] = UserError) -> Iterator[None]:
-    """Turn an OSError within the block into a `kind` with the message WHAT: REASON FIX."""
+def os_errors_as(failure: str, fix: str = '', kind: type[UserError] = UserError) -> Iterator[None]:
+    """Turn an OSError within the block into a `kind` with the message FAILURE: REASON FIX."""
     try:
         yield
     except OSError as e:
-        raise kind(f'{what}: {e.strerror or e}{fix}') from e
+        raise kind(f'{failure}: {e.strerror or e}{fix}') from e
 
 
 @contextlib.contextmanager
 def no_panics() -> Iterator[None]:
-    """Turn a panic of a Rust library within the block, not an Exception, into a RuntimeError."""
+    """Turn a Rust library's panic, which is no Exception, within the block into a RuntimeError."""
     try:
         yield
-    except BaseException as e:
-        if type(e).__name__ != 'PanicException':
+    except BaseException as panic:
+        if type(panic).__name__ != 'PanicException':
             raise
-        raise RuntimeError(str(e)) from e
+        raise RuntimeError(str(panic)) from panic
 
 
 @contextlib.contextmanager
@@ -72,8 +72,8 @@ def about_option(option: str, kind: type[UserError] = UserError) -> Iterator[Non
     try:
         yield
     except kind as e:
-        text = e.text if isinstance(e, OptionError) else str(e)
-        raise OptionError(f'{option} {text}', option) from e
+        complaint = e.text if isinstance(e, OptionError) else str(e)
+        raise OptionError(f'{option} {complaint}', option) from e
 
 
 # Context manager that replaces the option named by an OptionError; other errors pass unchanged.

@@ -35,7 +35,7 @@ def read_words(
     *,
     rest: str | None = None,
 ) -> Given:
-    """Parse a command's words to {name: text}; a repeatable option gets a tuple of texts.
+    """Parse a command line to {option: text}; a repeatable option gets a tuple of all its texts.
 
     arguments: {name: name in messages} of required arguments, given by position or as `--name`.
     positionals: options that may follow without `--name`. rest: argument with all remaining words.
@@ -115,7 +115,7 @@ def _known(
     if may_negate and key != flag and flag in fields and _is_flag(fields[flag]):
         return flag, True
     known = [f'--{option}' for option in (*fields, *arguments)]
-    raise click.NoSuchOption(f'--{name}', possibilities=known)
+    raise click.NoSuchOption(option_name=f'--{name}', possibilities=known)
 
 
 def _is_flag(field: Field) -> bool:
@@ -168,7 +168,7 @@ def _read(ty: Any, text: str) -> Any:
     plain = _unquote(text)
     if str in allowed:
         if text == 'None' and types.NoneType not in allowed:
-            raise ValueError(text)
+            raise ValueError('the option cannot be None')
         return None if text == 'None' else plain
     if group_class(ty):
         return parse(ty, _SWITCHES.get(plain.lower(), text))

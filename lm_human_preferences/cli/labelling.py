@@ -16,10 +16,9 @@ from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial
 
 Experiments = Mapping[str, Sequence[Trial]]
-# {experiment: default label type of `ask`}
-# To choose the best of four takes people hardly longer than the better of two, and says more.
-ASKED = {'chat': 'best_of_4'}
-OF_LABELS = 'QUERIES.jsonl'  # placeholder for the data set, as labels contain their queries
+# A choice of the best of four responses says more than one of two, and takes hardly longer.
+ASKED = {'chat': 'best_of_4'}  # {experiment: label type that `ask` uses by default}
+OF_LABELS = 'QUERIES.jsonl'  # stands for the data set, as imported labels contain queries
 LABEL_FIELDS = {
     key: field
     for key, field in user_settings.settable(reward_options.HParams).items()
@@ -91,7 +90,7 @@ def label_commands(
 
 
 def _asked_type(experiment: str, options: Any, folder: str) -> dict[str, str]:
-    """Return the default of --labels.type, from an existing folder or ASKED; {} without either."""
+    """Return {'labels.type': the default of `ask`}; {} if `experiment` has no default."""
     from lm_human_preferences.labels.folder import is_folder
     from lm_human_preferences.labels.task_file import read_task
 
@@ -118,7 +117,7 @@ def _experiment_command(
     fields = user_settings.settable(hparam_class)
 
     def start(settings: dict[str, Any], exp: str, *values: str) -> None:
-        """Start the job. settings: {option: value} as given. values: values of the arguments."""
+        """Start `job`. settings: {option: value} from the user. values: those of the arguments."""
         binds = user_settings.bindings(reward_experiments, exp, name)
         options: Any = hparam_class()
         own = {key: settings.pop(key) for key in fields.keys() & settings.keys()}

@@ -127,7 +127,7 @@ class Command(click.Command):
         super().__init__(name, callback=callback, params=params, epilog=epilog, **attrs)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as python-fire did; leave help and shell completion to click."""
+        """Parse a command line as python-fire did; leave help and shell completion to click."""
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
         if set(HELP) & set(args):
@@ -186,7 +186,7 @@ def shown(fields: Fields) -> Fields:
 
 
 def _is_hidden(name: str, field: dataclasses.Field) -> bool:
-    """Return whether help pages omit an option, for example because train_reward's shows it."""
+    """Return whether help pages omit the option `name`, such as --rewards.train_new_model.lr."""
     return name.startswith(f'{NEW_MODEL}.') or field.metadata.get('help', '') is None
 
 

@@ -29,7 +29,7 @@ _OF_BOTH = {'run.precision', 'run.gradient_checkpointing'}
 
 
 def settable(hparam_class: type[hyperparams.HParams]) -> dict[str, dataclasses.Field]:
-    """Return {dotted name: field} of all values, and of the groups that can be switched off."""
+    """Return {name: field} of all options: values, and groups that can be switched on and off."""
     return {
         key: field
         for key, field in hyperparams.fields(hparam_class).items()
@@ -137,7 +137,7 @@ def complete(
 
 
 def _is_on(settings: Mapping[str, Any], group: str, before: object) -> bool:
-    """Return whether a group, whose value is `before`, is on once `settings` are applied."""
+    """Return whether a group of options is on with `settings`. before: the group's value so far."""
     named = any(key.startswith(f'{group}.') for key in settings)
     default = 'on' if named or before else 'off'
     return settings.get(group, default) == 'on'
@@ -168,7 +168,7 @@ def with_end_of_response(settings: Mapping[str, Any], task: TaskHParams) -> dict
     if is_given or token not in model_kinds.TEXTS_OF_TOKENS or not model:
         return settings
     from lm_human_preferences.language.texts import (
-        tokenisers,  # loads a library --help does not need
+        tokenisers,  # loads a library that --help does not need
     )
 
     if tokenisers.may_have_own(model):

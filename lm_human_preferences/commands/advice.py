@@ -9,9 +9,9 @@ from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.task_file import EXPERIMENT
 from lm_human_preferences.runs.run_files import POLICY, usual_directory
 
-# Up to FEW labels, a head on a large model's frozen hidden states beats a trained network.
-# With fewer epochs a network underfits; with more it overfits the labellers' errors.
-FEW, MANY = 512, 4096
+# With few labels, a head on a large model's frozen hidden states beats a trained network.
+# Fewer epochs than recommended here underfit; more epochs overfit the labellers' errors.
+FEW, MANY = 512, 4096  # numbers of labels
 MEMBERS = 4  # number of reward models; their mean is the reward
 
 

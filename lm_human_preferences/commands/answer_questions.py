@@ -28,8 +28,8 @@ from lm_human_preferences.utils.streams import columns, note, printable
 WIDEST = 80  # maximum width of a question in the terminal, in columns
 HIGHEST_KEY = 9
 REPEAT_SECONDS = 0.5  # a key repeated within this time is ignored, as it is held down
-GUARD_SECONDS = 0.25  # an answer this soon is ignored: it was meant for the previous question
-UNDO = ('u', '\x7f', '\b')  # the backspace key sends one of the last two
+GUARD_SECONDS = 0.25  # an answer within this time is ignored, as it was meant for the last question
+UNDO = ('u', '\x7f', '\b')  # the backspace key sends '\x7f' or '\b'
 ENTER = ('\r', '\n')
 HELP_KEYS = ('h', '?')
 HELP = """\
@@ -81,7 +81,7 @@ def serve(folder: str, options: LabelHParams) -> None:
 
 def _simulate(folder: LabelFolder, labeller: str, reward: str, **options: Any) -> None:
     """Have a simulated labeller answer the questions. reward: see loading.load_reward_model."""
-    # Imported here, as they load torch, which people at a terminal need not wait for.
+    # These modules load torch, for which people at a terminal need not wait.
     from lm_human_preferences.commands.sampler import warnings_only
     from lm_human_preferences.labels import simulated
     from lm_human_preferences.reward_sources.loading import load_reward_model

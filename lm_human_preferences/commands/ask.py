@@ -39,9 +39,9 @@ from lm_human_preferences.runs.run_settings import load_run_hparams, pins
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import progress
 
-INITIAL = 'initial'  # name that stands for an experiment's initial model
+INITIAL = 'initial'  # value of --policy or --against for the experiment's initial model
 PARTS = {TRAIN: 'train', VALIDATION: 'test'}  # {kind of question: split that its query is from}
-MAY_DIFFER = ('query_dataset', 'policy', 'penalty_reward_value')  # not compared with a run's task
+MAY_DIFFER = ('query_dataset', 'policy', 'penalty_reward_value')  # task options that may differ
 
 
 def ask(
@@ -181,7 +181,7 @@ def check_folder(folder: str) -> None:
         # An `ask` that was killed before it wrote task.json may have left these files.
         own = (ANSWERS, QUESTIONS, TASK)
         if not all(name.startswith(own) for name in os.listdir(folder)):
-            raise UserError(f'{folder} is not empty, and no folder of labels: use another folder')
+            raise UserError(f'{folder} is neither empty nor a folder of labels: use another folder')
 
 
 def _check_options(settings: HParams, options: AskHParams) -> None:

@@ -85,8 +85,9 @@ def step(*options: str) -> str:
         command, env=os.environ | gpus, capture_output=True, text=True, timeout=PATIENCE
     )
     if done.returncode:
-        message = done.stderr.strip() or f'ended with status {done.returncode}'
-        raise UserError(message.splitlines()[-1])
+        printed = done.stderr.strip() or f'ended with status {done.returncode}'
+        *_, last_error_line = printed.splitlines()
+        raise UserError(last_error_line)
     step_time = re.search('step_time=.*', done.stdout)
     assert step_time is not None, 'the step printed no step_time'
     return f'done, {step_time[0]}'

@@ -104,7 +104,7 @@ def _context(task: lm_tasks.TaskHParams | None, encoder: Encoder) -> list[int]:
 
 
 def _check_context(directory: str, task: lm_tasks.TaskHParams, context: list[int]) -> None:
-    """Check that transformers encodes the same context; UserError if it does not.
+    """Raise UserError unless transformers encodes the query checks.QUERY as `context`.
 
     Print only a note if tokens differ because prefix and suffix were encoded separately.
     """
@@ -212,7 +212,7 @@ def _reward_model_in(model_dir: str) -> trained_models.TrainedModel | None:
     model = trained_models.TrainedModel(model_dir)
     if not model.is_reward_model():
         return None
-    assert model.savedir is not None  # only 'test', which is no reward model, has no savedir
+    assert model.savedir is not None  # a reward model is always saved in a directory
     return saved_model(model.savedir)
 
 

@@ -119,14 +119,14 @@ def given_queries(prompts: Sequence[str], path: str | None) -> list[Query]:
 
 
 def encoded_query(name: str, text: str, task: lm_tasks.TaskHParams, encoder: Encoder) -> list[int]:
-    """Encode a query and pad it to `query_length`; UserError, naming it, if it does not fit."""
+    """Encode a query and pad it to `query_length`; UserError, with `name`, if it does not fit."""
     try:
         tokens = tokenisers.text_encoder(encoder, task.special_tokens).encode(text)
         contexts = lm_tasks.contexts_of(task, encoder)
         if contexts is not None and len(tokens) <= task.query_length:
             contexts.contexts([tokens])
-    except (UnicodeEncodeError, UserError) as e:  # JSON can hold lone surrogates
-        raise UserError(f'{name}: {e}') from e
+    except (UnicodeEncodeError, UserError) as problem:  # JSON can hold lone surrogates
+        raise UserError(f'{name}: {problem}') from problem
     if len(tokens) > task.query_length:
         raise UserError(
             f'{name} has {len(tokens)} tokens, but the queries here have at most '

@@ -27,7 +27,7 @@ from lm_human_preferences.runs.run_settings import load_run_hparams
 from lm_human_preferences.utils.core import TokenIds, token_ids
 from lm_human_preferences.utils.streams import note
 
-OF_CHOICE = ('rank', 'mean_score', 'choice_kl')  # names that samples give to fields of Choice
+OF_CHOICE = ('rank', 'mean_score', 'choice_kl')  # fields of a sample about the best-of-n choice
 SCORES = ('score', 'score_std', 'kl', *OF_CHOICE)
 # Fields that `sample --output` writes, except for texts and columns of the file of queries
 OF_SAMPLES = ('query_tokens', 'response_tokens', *SCORES)
@@ -35,7 +35,7 @@ OF_SAMPLES = ('query_tokens', 'response_tokens', *SCORES)
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Model to sample from, with the settings of its run, or of a task alone.
+    """Model to sample from, with the settings of its run or, without a run, only a task.
 
     run: directory of the run, or None. scopes: networks in the run's checkpoint.
     """
@@ -47,7 +47,7 @@ class Source:
 
     @classmethod
     def of_run(cls, run: str, scope: str) -> Source:
-        """Return the source for the network `scope` of a run of train_policy, at a path or URL.
+        """Return the network `scope` of a train_policy run as a Source. run: path or URL.
 
         UserError if the run's checkpoint does not have this network.
         """
@@ -64,7 +64,7 @@ class Source:
 
     @classmethod
     def of_task(cls, task: lm_tasks.TaskHParams) -> Source:
-        """Return the source for the initial model of a task."""
+        """Return the initial model of a task as a Source."""
         return cls(lm_tasks.initial_model(task.policy.initial_model), HParams(task=task))
 
     def policy(
@@ -183,8 +183,9 @@ class BestOfN(Policy):
     def respond(
         self, queries: TokenIds, length: int, samples_per_query: int = 1
     ) -> dict[str, torch.Tensor]:
-        """Return Policy.respond's fields plus 'score', OF_CHOICE and, from a head, 'score_std'.
+        """Return the best of n responses to each query, and fields about their scores.
 
+        The fields are those of Policy.respond, 'score', OF_CHOICE and, from a head, 'score_std'.
         The n responses to each of `queries (batch, query_length)` are sampled in one batch.
         """
         rows = token_ids(queries).repeat_interleave(self.n, 0)

@@ -148,7 +148,8 @@ class ScalarRating(_Number):
         score = labels['score'].to(predicted.device)
         error = F.mse_loss(predicted, score)
         var, mean = torch.var_mean(score, correction=0)
-        corr = pearson_r(score, predicted.detach()).nan_to_num(0.0)  # NaN if either is constant
+        # The correlation is NaN if all labels, or all rewards, are equal.
+        corr = pearson_r(score, predicted.detach()).nan_to_num(0.0)
         return {'loss': error, 'error': error, 'label_mean': mean, 'label_var': var, 'corr': corr}
 
     def target_scales(self, labels: dict[str, torch.Tensor]) -> torch.Tensor | None:
@@ -221,7 +222,7 @@ class ScalarComparison(_Number):
         return (1 + difference.sign() * labels['difference'].sign()).double() / 2
 
     def target_scales(self, labels: dict[str, torch.Tensor]) -> torch.Tensor | None:
-        return labels['difference'] / 2  # halved as in the original
+        return labels['difference'] / 2  # half of each difference, as in the original
 
 
 def get(name: str) -> LabelType:

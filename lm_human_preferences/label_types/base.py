@@ -28,19 +28,19 @@ LARGEST = (2 - 2**-23) * 2.0**127  # largest answer, as tensors of answers are f
 class Control:
     """Control by which a labeller answers, in a terminal and on the page."""
 
-    template: str  # in page.html: 'choose' has a button for each sample, 'scale' a row of numbers
+    template: str  # layout on the page: 'choose', a button per sample, or 'scale', a row of numbers
     choices: int  # how many numbers a labeller can choose from
-    meaning: str  # meaning of the numbers in help texts
-    keys: int = 1  # how many numbers to press for an answer, all of them different
+    meaning: str  # text for the labeller's help: what the numbers mean
+    keys: int = 1  # how many different numbers to press for one answer
     first: int = 1  # lowest number to press
-    title: str = ''  # heading of a scale
+    title: str = ''  # heading above a scale of numbers
     ends: tuple[str, str, str] = ('', '', '')  # texts at a scale's lowest, middle, highest number
-    tie: str = ''  # meaning of TIE_KEY in help texts; '' if this key is not offered
-    bad: str = ''  # meaning of BAD_KEY in help texts; '' if this key is not offered
+    tie: str = ''  # text for the labeller's help on TIE_KEY; '' if this key is not offered
+    bad: str = ''  # text for the labeller's help on BAD_KEY; '' if this key is not offered
 
     @property
     def last(self) -> int:
-        """Return the highest number."""
+        """Return the highest number to press."""
         return self.first + self.choices - 1
 
     def is_tie(self, numbers: Sequence[int]) -> bool:
@@ -67,9 +67,9 @@ class LabelType:
     `question_schemas`, `loss`, `target_scales`) can learn from labels in files: see `complete`.
     """
 
-    name: str  # value of --labels.type; in a class, N stands for a number, given to the constructor
-    samples: tuple[str, ...]  # fields that hold the responses
-    field: str  # field that holds the answer
+    name: str  # value of --labels.type; in a class, N stands for an argument of the constructor
+    samples: tuple[str, ...]  # names of the fields that hold the responses
+    field: str  # name of the field that holds the answer
     shape: tuple[int, ...] = ()  # shape of an answer: () is one number, (4,) a list of four
     is_numeric: bool = False  # whether answers agree if they are close, not only if they are equal
     expected: str  # description of a valid answer, for error messages
@@ -125,7 +125,7 @@ class LabelType:
     def read(self, value: Any) -> Value | None:
         """Return the answer that a JSON value holds; None if it is not valid."""
         if type(value) is float and value.is_integer():
-            value = int(value)  # tables write 0.0 for 0 if their column has gaps
+            value = int(value)  # a table with empty cells may hold 0.0 in place of 0
         if not self.is_valid(value) or (self.is_numeric and abs(value) > LARGEST):
             return None
         return value
@@ -249,7 +249,7 @@ class LabelType:
         return self.loss_of(torch.stack(rewards, dim=1), labels)
 
     def without_ties(self, labels: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the labels {field: (labels, ...)} that are not ties."""
+        """Return the labels that are not ties, as tensors {field: (labels, ...)}."""
         if self.tied is None:
             return labels
         is_choice = labels[self.field] != self.tied

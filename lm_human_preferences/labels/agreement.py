@@ -9,10 +9,9 @@ import numpy as np
 from lm_human_preferences.label_types import LabelType, Value
 from lm_human_preferences.utils import student
 
-NORMAL_95 = 1.959963984540054  # a standard normal lies within +- this with probability 0.95
-# Weight of imagined questions whose labellers all agree.
-# They make intervals correct from 10 questions on, see benchmarks/interval_coverage.py.
-IMAGINED = 0.25
+NORMAL_95 = 1.959963984540054  # 95 % of a standard normal distribution is within +- this number
+# Two imagined queries make intervals correct from 10 questions on: benchmarks/interval_coverage.py
+IMAGINED = 0.25  # weight of each of the two queries that effective_answers adds
 LEAST_EXPECTED = 5  # a chi-square test with fewer expected answers in a cell is too inexact
 
 
@@ -28,7 +27,7 @@ def krippendorff_alpha(answers: Sequence[Sequence[Value]], label_type: LabelType
         for first in places if len(of_question) > 1 else ():
             order = places[first:] + places[:first]
             units.append([label_type.moved(value, order) for value in of_question])
-    if label_type.is_numeric:  # `krippendorff` would need an array (units, values, values)
+    if label_type.is_numeric:  # the package krippendorff needs too much memory for many numbers
         pooled = np.array([*itertools.chain(*units)], np.float64)
         with np.errstate(over='ignore', invalid='ignore'):  # large numbers may overflow
             inside = sum(len(unit) * np.var(unit, ddof=1) for unit in units) / max(len(pooled), 1)
@@ -38,7 +37,7 @@ def krippendorff_alpha(answers: Sequence[Sequence[Value]], label_type: LabelType
     domain = sorted(set(itertools.chain(*names)))
     if len(domain) < 2:
         return math.nan
-    import krippendorff  # imported here, as only reports need it
+    import krippendorff  # only reports need this package
 
     counts = [[unit.count(name) for name in domain] for unit in names]
     return float(krippendorff.alpha(value_counts=counts, level_of_measurement='nominal'))

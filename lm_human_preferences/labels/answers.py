@@ -39,13 +39,13 @@ def is_unnamed(labeller: str) -> bool:
 
 
 def files_of(folder: str) -> list[Path]:
-    """Return the .jsonl files of `folder`, copies last; UserError if it is a link to elsewhere."""
+    """Return the .jsonl files of `folder`, copies last; UserError for a link to another folder."""
     if os.path.islink(folder) and not storage.is_within(folder, os.path.dirname(folder)):
         raise UserError(
             f'{folder} is a link to a folder elsewhere, in which answers would be written: put the'
             ' folder itself in its place'
         )
-    # Short names first: people's copies of a file have longer names.
+    # Short names come first, as people's copies of a file have longer names.
     return sorted(Path(folder).glob('*.jsonl'), key=lambda file: (len(file.stem), file.stem))
 
 
@@ -90,14 +90,14 @@ class Answer:
     question: str
     order: tuple[int, ...]  # order in which the samples were shown
     seconds: float  # time that the labeller took; 0 if imported
-    time: float  # seconds since 1970, see LabelFolder.time_of_next_answer
+    time: float  # time of the answer, in seconds since 1970
     value: Value | None  # the answer itself, in the form of the label type; None for a skip
-    reason: str | None = None  # reason for a skip
+    reason: str | None = None  # reason why the question was skipped, if it was
     is_bad: bool = False  # whether a tie means that all samples are bad
     is_imported: bool = False  # whether the answer was given in another tool
     is_simulated: bool = False  # whether a simulated labeller gave the answer
     given_id: int | str | None = None  # id that the imported label had in its file
-    line: int = dataclasses.field(default=0, compare=False)  # line of the answer in its file
+    line: int = dataclasses.field(default=0, compare=False)  # line number of the answer in its file
 
     @classmethod
     def of_record(
@@ -153,8 +153,8 @@ class AnswerLog(json_lines.Reader):
         super().__init__(path, most_lines)
         self.label_type, self.given = label_type, given
         self.labeller = os.path.basename(path).removesuffix('.jsonl')
-        self.kept: dict[str, Answer] = {}  # {uuid: answer}, without those that were taken back
-        self.last: dict[str, Answer] = {}  # {id of question: last answer to it in `kept`}
+        self.kept: dict[str, Answer] = {}  # {uuid: answer}, without answers that were taken back
+        self.last: dict[str, Answer] = {}  # {id of a question: last of its answers in `kept`}
         self.latest = 0.0  # time of the latest answer, even if it was taken back
 
     def refresh(self) -> None:

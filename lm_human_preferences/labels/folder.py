@@ -66,7 +66,7 @@ class Question:
 
     id: str
     kind: str
-    labellers: int  # number of labellers who should answer it
+    labellers: int  # number of labellers who should answer the question
     policies: list[str]  # policy, or file, that each sample is from
     weights: list[str]  # digest of each policy's weights; '' if unknown
     part: str  # split of the data set that the query is from
@@ -95,11 +95,11 @@ def is_folder(path: str) -> bool:
 
 
 class LabelFolder:
-    """Questions and answers of a label folder at the last `refresh`; UserError if it is none."""
+    """Questions and answers in a label folder at the last refresh; UserError for other folders."""
 
     def __init__(self, path: str, lines: Mapping[str, int] | None = None) -> None:
         self.path = path
-        self.lines = lines  # {labeller: number of lines to read}; None: all
+        self.lines = lines  # {labeller: number of lines to read}; None: all lines
         if not is_folder(path):
             command = errors.typed('./launch.py ask EXPERIMENT', os.path.abspath(path))
             raise UserError(
@@ -153,7 +153,7 @@ class LabelFolder:
         return sum(question.kind == kind for question in self.questions.values())
 
     def answers_to(self, question: Question, without: Collection[str] = ()) -> list[Answer]:
-        """Return the last answer, or skip, of each labeller except `without` to a question."""
+        """Return each labeller's last answer or skip of a question, but for names in `without`."""
         logs = [log for name, log in self.logs.items() if name not in without]
         return [log.last[question.id] for log in logs if question.id in log.last]
 
@@ -165,7 +165,7 @@ class LabelFolder:
         return not question.is_retired(answers) and given(answers) < question.labellers
 
     def answers_that_count(self, question: Question, without: Collection[str] = ()) -> list[Answer]:
-        """Return all answers, or if one labeller is asked, only the first and imported ones."""
+        """Return a question's answers; if it asks one labeller, the first and imported answers."""
         answers = self.answers_to(question, without)
         answers = [answer for answer in answers if answer.value is not None]
         answers.sort(key=operator.attrgetter('age'))
@@ -174,7 +174,7 @@ class LabelFolder:
         return [*answers[:1], *(answer for answer in answers[1:] if answer.is_imported)]
 
     def counted(self, kind: str = TRAIN, without: Collection[str] = ()) -> list[Answer]:
-        """Return the answers that count to all questions of a kind, oldest first.
+        """Return the answers that count as labels, to all questions of one `kind`, oldest first.
 
         UserError for a name in `without` that has no file of answers.
         """
@@ -207,16 +207,16 @@ class LabelFolder:
             yield label
 
     def time_of_next_answer(self) -> float:
-        """Return the time in seconds since 1970, or a later time if an answer has a later one."""
+        """Return the time in seconds since 1970, or a later time if an answer has a later time."""
         latest = max((log.latest for log in self.logs.values()), default=0.0)
         return max(time.time(), math.nextafter(latest, sys.float_info.max))
 
     def lines_read(self) -> dict[str, int]:
-        """Return {labeller: number of lines read}; given as `lines`, it restores this state."""
+        """Return {labeller: number of lines read}, with which LabelFolder reads these answers."""
         return {name: log.lines for name, log in self.logs.items()}
 
     def lines_used(self, labeller: str) -> int:
-        """Return how many lines of a labeller's file a training has used, and which must stay."""
+        """Return how many lines of a labeller's file a training has used; these lines must stay."""
         reader = json_lines.Reader(os.path.join(self.path, USED))
         lines = 0
         for _, record in reader.new_records():
@@ -230,7 +230,7 @@ def parse_names(names: str | None) -> tuple[str, ...]:
 
 
 def _parse_question(record: dict[str, Any], label_type: LabelType) -> Question:
-    """Parse a line of questions.jsonl; OverflowError, TypeError or ValueError if it is not one."""
+    """Parse a line of questions.jsonl; OverflowError, TypeError or ValueError if it is invalid."""
     count = len(label_type.samples)
     record = {**_OPTIONAL, 'weights': [''] * count, **record}
     of_each_sample = (str,) * count
@@ -240,11 +240,11 @@ def _parse_question(record: dict[str, Any], label_type: LabelType) -> Question:
     gold = record['gold']
     if gold is not None and not label_type.is_valid(gold):
         raise ValueError(f'gold must be {label_type.expected}, not {gold!r:.80}')
-    tokens: dict[str, Any] = {}  # a missing or malformed field changes the id
+    tokens: dict[str, Any] = {}  # a damaged field shows in the id, a digest of all tokens
     for field in ('query', *label_type.samples):
         tokens[field] = record.get(field)
     if question_id(tokens) != record['id']:
-        raise ValueError('its id does not match its tokens')
+        raise ValueError('the field id does not match the token ids')
     ids = {field: array.array('i', given) for field, given in tokens.items()}
     return Question(**{name: record[name] for name in schema}, gold=gold, ids=ids)
 

@@ -117,7 +117,7 @@ class Prediction:
     """Measured agreement between a reward model's predictions and labels."""
 
     labels: int
-    queries: int  # number of different queries; if there is only one, of groups of related labels
+    queries: int  # number of queries, or of groups of related labels if all have the same query
     accuracy: float | None  # fraction of labels predicted right; None for ratings
     effective: float  # equivalent number of independent labels, see agreement.effective_answers
     chance: float | None  # accuracy that guessing would have

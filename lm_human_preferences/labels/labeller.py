@@ -46,7 +46,7 @@ class Labeller(Writer):
     def __init__(self, folder: LabelFolder, name: str, key: bytes = b'') -> None:
         check_name(name)
         self.folder, self.name, self._key = folder, name, key
-        folder.refresh()  # UserError for a damaged folder, before a file is made
+        folder.refresh()  # raises UserError for a damaged folder, before a file is made
         path = os.path.join(folder.path, ANSWERS, f'{name}.jsonl')
         super().__init__(
             path,
@@ -115,12 +115,12 @@ class Labeller(Writer):
         self.append(answer.record(self.folder.label_type) for answer in answers)
 
     def undo(self, uuid: str | None = None) -> Answer | None:
-        """Take back and return the answer `uuid`, or the last; Refused if a training used it."""
+        """Take back and return the answer `uuid`, or the last one; Refused if training used it."""
         kept, given = self.log.kept, self.folder.given
         answer = next(reversed(kept.values()), None) if uuid is None else given.get(uuid)
         if answer is None or answer.labeller != self.name:
             return None
-        if answer.uuid not in kept:  # it is undone already: the page has sent the request twice
+        if answer.uuid not in kept:  # the page has sent one request to undo twice
             return answer
         if answer.line <= self.folder.lines_used(self.name):
             raise Refused('That answer stays: the reward model has learned from it')

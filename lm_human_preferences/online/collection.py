@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 POLL_SECONDS = 1.0  # seconds between two checks for new answers
 REPORT_SECONDS = 60.0  # seconds between two lines about missing labels
 HOUR = 3600.0
-TAG = 'online/'  # prefix of the names in TensorBoard
+TAG = 'online/'  # prefix of the statistics' names in TensorBoard
 _USED = {'step': COUNT, 'answers': dict, 'digest': str}  # required fields of each used.jsonl line
 
 
@@ -93,7 +93,7 @@ class Collection(Hook):
             missing = self.comm.on_rank_0(lambda: self._on_rank_0.missing(step))
             if missing <= 0:
                 return
-            self.checkpointer.after_step(self.trainer)  # saves and raises after a stop signal
+            self.checkpointer.after_step(self.trainer)  # after a stop signal, saves and raises
             waited = self.comm.all_gather_object(time.monotonic() - begin)[0]
             if self.patience is not None and waited >= self.patience * HOUR:
                 self._give_up(missing, step)
@@ -150,7 +150,7 @@ class RunLabels:
         stack.enter_context(writer)
         self.folder = writer.folder
         path = os.path.join(self.folder.path, USED)
-        self._writer = stack.enter_context(json_lines.Writer(path, in_use=f'{path} is in use'))
+        self._writer = stack.enter_context(json_lines.Writer(path, f'{path} is in use'))
         self.used = read_used(path)
         self.source = QuestionSource(policy=trainer.policy, writer=writer, phase=phase, seed=seed)
         self.labeller: Labeller | None = None  # simulated labeller, unless people answer
@@ -188,7 +188,7 @@ class RunLabels:
         return missing
 
     def learned_at(self, step: int) -> Labels:
-        """Return all labels to learn from before `step`, and record which answers they are."""
+        """Return the labels to learn before `step`; used.jsonl records which answers were used."""
         before = self.used.get(step)
         lines = before['answers'] if before else self.folder.lines_read()
         folder = LabelFolder(self.folder.path, lines)

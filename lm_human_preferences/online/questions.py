@@ -46,7 +46,7 @@ class Queries:
         )
 
     def seek(self, texts_read: int) -> None:
-        """Continue after the query with this `texts_read`, see Query."""
+        """Continue after the query that was text number `texts_read` of the data set."""
         # Seeking is slow, as it reads the data set again from its beginning.
         if self._sampler.position[0] != texts_read:
             self._sampler.seek((texts_read, 0))

@@ -92,7 +92,7 @@ class ModelRetrainer(Retrainer):
         """Train one reward model; return its mean loss in the last quarter of an epoch."""
         reward_model, optimizer = self.reward_models[number], self.optimizers[number]
         reward_model.restart(self.ref_policy.model)
-        self.comm.broadcast_(reward_model.get_params())  # ranks drew different random heads
+        self.comm.broadcast_(reward_model.get_params())  # gives all ranks the same random head
         optimizer.reset()
         parts = (reward_model, self.ref_policy, labels)
         more = {'logger': self.logger, 'given_optimizer': optimizer}

@@ -135,7 +135,7 @@ def test_mistakes_of_ask_are_one_line(tmp_path):
         'the model has no reward of its own: give --judge'
     )
     (tmp_path / 'notes.txt').write_text('x')
-    assert 'is not empty, and no folder of labels' in error(f'test {tmp_path}')
+    assert 'is neither empty nor a folder of labels' in error(f'test {tmp_path}')
 
 
 @pytest.fixture

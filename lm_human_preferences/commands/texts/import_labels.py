@@ -31,8 +31,7 @@ def import_labels(
     found = records.read(file)
     labels, notes = tokenise.tokenise(found, reward_hparams, encoding, ties=TIES in task)
     if not labels:
-        why = [f'{file} holds no label that could be imported', *notes]
-        raise UserError('. '.join(why))
+        raise UserError('. '.join([f'{file} holds no label that could be imported', *notes]))
     if SCALE in task and not is_folder(folder):
         task[SCALE] = label_type_of(task).scale_of([label.answer for label in labels])
     with QuestionWriter(folder, task, encoding) as writer:

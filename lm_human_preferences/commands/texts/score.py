@@ -28,7 +28,7 @@ from lm_human_preferences.runs.run_files import REWARD
 from lm_human_preferences.runs.run_settings import reward_settings_of
 
 Pair = tuple[list[int], list[int]]  # tokens of a query and of a response
-# {suffix of a column: number}: '' is a response's score, _SPREAD the score's standard deviation
+# {suffix of a column's name: number}; the suffix '' has a score, _SPREAD its standard deviation
 Scores = dict[str, float | None]
 Named = tuple[str, dict[str, str]]  # query of a record, and its responses {column: text}
 BATCH = 64  # number of responses that are scored at a time
@@ -61,7 +61,7 @@ def score(run: str, file: str, too_long: str) -> None:
 def _by_texts(
     scorer: TextScorer, named: Sequence[Named], columns: Sequence[dict[str, Any]]
 ) -> Iterator[Scores]:
-    """Yield the score of each response as {'': score}, by a reward that reads texts."""
+    """Yield the Scores of each response by a reward that reads texts."""
     texts = []
     for (query, responses), others in zip(named, columns, strict=True):
         texts += [joined(query, text, others) for text in responses.values()]
@@ -88,7 +88,7 @@ def _by_tokens(
         except Skipped:
             pairs += [None] * len(responses)
     with warnings_only():
-        model = load_saved(saved)  # loaded last, as it may be a large download
+        model = load_saved(saved)  # the model is loaded last, as it may be a large download
     scores = _scores(model, [pair for pair in pairs if pair])
     none: Scores = {'': None, _SPREAD: None} if isinstance(model, FrozenReward) else {'': None}
     return (next(scores) if pair else none for pair in pairs), tokeniser.notes()
@@ -105,7 +105,7 @@ def _task_of(run: str) -> TaskHParams:
 
 
 def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
-    """Return (query, {column for the score: response}) of a record."""
+    """Return the query of a record, and its responses {name of the score's column: response}."""
     if 'chosen' in record:
         query, samples = preferences.preference(record, where)
         return query, dict(zip(('chosen', 'rejected'), samples, strict=True))

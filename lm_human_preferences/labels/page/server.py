@@ -36,7 +36,7 @@ from lm_human_preferences.labels.page.service import LabellingService
 from lm_human_preferences.storage.schema import matches_schema
 
 MOST_CONNECTIONS = 200
-BACKLOG = 64  # connections accepted at once; above MOST_CONNECTIONS, some would be closed unread
+BACKLOG = 64  # connections accepted at once, fewer than MOST_CONNECTIONS so that none closes unread
 GRACE_SECONDS = 3  # seconds that open replies may take when the server stops
 MOST_BYTES = 64 * 1024  # largest body of a request, in bytes
 POLL_SECONDS = 0.1  # time between two checks whether the server is stopping
@@ -179,13 +179,13 @@ class Page:
         """Run one of ACTIONS for the labeller, and send its result as JSON."""
         labeller, action = self._labeller(request), request.path_params['action']
         if action not in ACTIONS:
-            raise HTTPException(404, 'There is no such page.')
+            raise HTTPException(detail='There is no such page.', status_code=404)
         schema = ACTIONS[action]
         fields: Any = None
         with contextlib.suppress(ClientDisconnect, RecursionError, ValueError):
             fields = await request.json()
         if not matches_schema(fields, schema):
-            raise HTTPException(400, 'The request is not one of this page.')
+            raise HTTPException(detail='The request is not one of this page.', status_code=400)
         arguments = {name: fields[name] for name in schema}
         method = getattr(self.service, action)
         return JSONResponse(await run_in_threadpool(method, labeller, **arguments))
@@ -203,7 +203,7 @@ class Page:
         for labeller, key in self.keys.items():
             if hmac.compare_digest(key.encode(), given):
                 return labeller
-        raise HTTPException(401, 'Open the link that you were given.')
+        raise HTTPException(detail='Open the link that you were given.', status_code=401)
 
     async def refuse(self, request: Request, error: Exception) -> Response:
         """Send an error that the page shows; after status 507, a disk failure, the page retries."""

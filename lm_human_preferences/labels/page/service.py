@@ -22,7 +22,7 @@ from lm_human_preferences.labels.folder import GOLD, LabelFolder, Question, give
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.language.texts import tokenisers
 
-HOLD_SECONDS = 120.0  # seconds without an answer after which others may get the question, too
+HOLD_SECONDS = 120.0  # seconds without an answer after which other labellers may get the question
 
 
 class LabellingService:
@@ -44,7 +44,7 @@ class LabellingService:
         self.encoder = tokenisers.for_people(encoder, folder.task['task'].get('chat'))
         self.labellers: dict[str, Labeller] = {}
         self._key = secrets.token_bytes(32)
-        self._lock = threading.Lock()  # so that no thread sees an answer before it is on the disk
+        self._lock = threading.Lock()  # hides an answer from other threads until it is on the disk
         for name in labellers:
             self.labellers[name] = stack.enter_context(Labeller(folder, name, self._key))
         self.assignments = Assignments(folder, self.labellers)
@@ -87,13 +87,14 @@ class LabellingService:
         is_choice = len(choice) == control.keys and control.accepts(choice)
         is_uuid = re.fullmatch('[0-9a-f]{32}', answer) is not None
         if not (is_uuid and seconds >= 0 and (is_choice or reason in REASONS)):  # NaN >= 0 is False
-            raise HTTPException(400, 'There is no such answer.')
+            raise HTTPException(detail='There is no such answer.', status_code=400)
         with self._lock:
             id, since = self.assignments.held.get(name, ('', 0.0))
             sent = self.folder.given.get(answer)
             if sent is None or sent.labeller != name:  # the page may send an answer twice
                 if self._token(id) != question:
-                    raise HTTPException(409, 'That question does not wait for you any more.')
+                    text = 'That question does not wait for you any more.'
+                    raise HTTPException(detail=text, status_code=409)
                 asked = self.folder.questions[id]
                 value = None if reason else label_type.answer_of(choice, labeller.order(asked))
                 took = min(seconds, self.assignments.clock() - since)
@@ -108,7 +109,7 @@ class LabellingService:
         with self._lock:
             undone = self.labellers[name].undo(answer)
             if undone is None:
-                raise HTTPException(404, 'No such answer.')
+                raise HTTPException(detail='No such answer.', status_code=404)
             self.assignments.hold(name, undone.question)
             return self._next(name)
 

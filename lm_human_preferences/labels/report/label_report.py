@@ -15,7 +15,7 @@ from lm_human_preferences.labels.folder import GOLD, VALIDATION, LabelFolder
 
 Policy = tuple[str, str]  # (path of a policy, digest of its weights)
 Said = dict[str, dict[str, Value]]  # {question: {labeller: answer}}, without skips
-Facts = Mapping[str, Any]  # the report, or a part of it
+Facts = Mapping[str, Any]  # a report on labels, or a part of this report
 
 NOTHING = '-'  # text of an empty cell in a table
 MOST_DISAGREEMENTS = 20  # maximum number of disagreements to show
@@ -56,7 +56,7 @@ def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]
 
 
 def _agreement(folder: LabelFolder, said: Said) -> dict[str, Any]:
-    """Return how far labellers agree on the same questions; ratings have Krippendorff's alpha."""
+    """Return the fraction of equal pairs of answers (None for numbers) and Krippendorff's alpha."""
     label_type = folder.label_type
     equal: dict[str, int] = {}  # {id of a question: number of pairs of equal answers}
     pairs: dict[str, int] = {}
@@ -113,7 +113,7 @@ def _labeller(folder: LabelFolder, name: str, said: Said) -> dict[str, Any]:
     for answer in own:
         best, right = label_type.preferred(answer.value), folder.questions[answer.question].gold
         if best is not None and not answer.is_imported:
-            positions[answer.order.index(best)] += 1  # position of the best on the screen
+            positions[answer.order.index(best)] += 1  # where the preferred sample was shown
         if right is not None:
             gold.append(label_type.matches(answer.value, right))
     for given in said.values():
@@ -125,7 +125,7 @@ def _labeller(folder: LabelFolder, name: str, said: Said) -> dict[str, Any]:
         'kind': kind,
         'answers': len(own),
         'ties': sum(answer.value == TIE for answer in own) or None,
-        'all bad': sum(answer.is_bad for answer in own) or None,  # these are also ties
+        'all bad': sum(answer.is_bad for answer in own) or None,  # such answers are ties, too
         'skipped': len(last) - len(own),
         'median s': round(statistics.median(seconds), 1) if seconds else None,
         'agreement': f'{sum(equal)} of {len(equal)}' if equal else None,
@@ -192,7 +192,7 @@ def lines(folder: str, found: Facts) -> Iterator[str]:
 
 
 def _measured(found: Facts) -> list[list[str]]:
-    """Return a table of the agreement of labellers, and of comparisons of policies."""
+    """Return one table with the agreement of labellers and with each comparison of two policies."""
     agreed = found['agreement']
     where = f'agreement, {agreed["pairs"]} pairs of answers to {agreed["questions"]} questions'
     result = alpha = interval = chance = NOTHING

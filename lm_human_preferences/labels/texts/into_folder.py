@@ -53,7 +53,7 @@ def _moved(label: TextLabel, asked: Tokens, label_type: LabelType) -> TextLabel:
         places = []
         for name in label_type.samples:
             places.append(left.index(label.tokens[name]))
-            left[places[-1]] = []  # mark the place as taken: an equal sample gets another
+            left[places[-1]] = []  # a second sample with the same tokens gets another place
         answer = label_type.moved(answer, places)
     return dataclasses.replace(label, answer=answer, tokens=asked)
 
@@ -154,9 +154,9 @@ def _answers(
             labeller=name,
             question=id,
             value=label.answer,
-            order=tuple(range(len(label.samples))),  # the stored order, as nothing was shown here
+            order=tuple(range(len(label.samples))),  # stored order, as no sample was shown here
             seconds=0.0,
-            # Times keep the order of the file, as a training takes the oldest labels.
+            # Later rows get later times, as a training takes the oldest labels first.
             time=now + 1e-6 * number,
             is_bad=label.is_bad,
             is_imported=True,
@@ -174,7 +174,7 @@ def _add_answers(labeller: Labeller, given: dict[str, Answer]) -> list[str]:
         if before is None or before.value is None:  # a skip does not count as an answer
             new.append(answer)
         elif not before.is_imported:
-            left_out += 1  # an answer given in this program stays: it may be the later one
+            left_out += 1  # an answer given in this program stays, as it may be the later one
         elif (before.value, before.is_bad) != (answer.value, answer.is_bad):
             new.append(answer)
     labeller.add(sorted(new, key=operator.attrgetter('age')))

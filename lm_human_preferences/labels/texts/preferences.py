@@ -64,7 +64,7 @@ def _split_transcripts(
     if field is not None and not messages.is_empty(record[field]):
         raise UserError(
             f"{where}: 'chosen' and 'rejected' are whole transcripts, which hold the query: remove"
-            f' the field {field!r}, or all of the transcripts but the answers'
+            f' the field {field!r}, or leave only the answers in the transcripts'
         )
     same = chosen[: _common_length(chosen, rejected)]
     turn = same.rfind(ASSISTANT)
@@ -88,7 +88,7 @@ def _query(record: Mapping[str, Any], shared: list[Message], where: str) -> str:
     if _comparable(query[len(query) - len(fewer) :]) != _comparable(fewer):
         raise UserError(
             f'{where}: both dialogues begin with another query than the field {field!r}: remove'
-            ' this field, or all of the dialogues but the answers'
+            ' this field, or leave only the answers in the dialogues'
         )
     system = messages.system_message(record, where)
     if _comparable(query[: len(system)]) != _comparable(system):

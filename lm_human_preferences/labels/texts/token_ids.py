@@ -15,7 +15,7 @@ TOKENS, TEXT, PREFERENCES = 'tokens', 'text', 'preferences'  # values of --expor
 
 
 def encoding_of(objects: Sequence[dict[str, Any]], encoding: Encoding, source: str) -> Encoding:
-    """Return the encoding of the token ids in labels; UserError if unknown, or if they differ."""
+    """Return the encoding of the token ids in labels; UserError if it is unknown or varies."""
     is_of_gpt2 = tokenisers.unnamed_ids_are_of_gpt2(encoding)
     unnamed = encodings.Main.name if is_of_gpt2 else encoding.name
     names = {str(label.get(FIELD, unnamed)) for label in objects}
@@ -37,7 +37,7 @@ def are_ids(value: Any, encoding: Encoding) -> bool:
 
 
 def check_ids(value: Any, encoding: Encoding, where: str) -> None:
-    """Raise UserError, which names `where`, unless `are_ids`."""
+    """Raise UserError, which names `where`, unless `value` is a list of an encoding's token ids."""
     if not are_ids(value, encoding):
         raise UserError(
             f'{where} must be token ids 0 to {encoding.n_vocab - 1}, or'

@@ -47,7 +47,7 @@ class Tokeniser:
         self.lengths = {'query': task.query_length, 'response': task.response_length}
         self.too_long, self.option = too_long, option
         self.counts: collections.Counter[str] = collections.Counter()
-        self.unread: collections.Counter[str] = collections.Counter()  # {ignored field: records}
+        self.unread: collections.Counter[str] = collections.Counter()  # records per ignored field
 
     def fitted(self, kind: str, text: str, where: str) -> list[int]:
         """Return the unpadded tokens of a 'query' or a 'response'.
