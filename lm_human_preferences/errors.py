@@ -63,7 +63,7 @@ def no_panics() -> Iterator[None]:
     except BaseException as panic:
         if type(panic).__name__ != 'PanicException':
             raise
-        raise RuntimeError(str(panic)) from panic
+        raise RuntimeError(f'a Rust library panicked: {panic}') from panic
 
 
 @contextlib.contextmanager

@@ -205,7 +205,7 @@ def sections(fields: Fields) -> dict[str, Fields]:
 
 
 def value_text(field: dataclasses.Field) -> str:
-    """Return the accepted values as help pages show them, such as 'INT|None' or 'true|false'."""
+    """Return an option's values as help pages show them, such as 'INT|None' or 'true|false'."""
     if group_class(field.type):
         return 'on|off'
     if bool in members(field.type):
@@ -214,7 +214,7 @@ def value_text(field: dataclasses.Field) -> str:
 
 
 def default_text(field: dataclasses.Field) -> str | None:
-    """Return the default as text; None for a required option."""
+    """Return an option's default as text; None for a required option."""
     if field.default is None and types.NoneType not in members(field.type):
         return None
     if group_class(field.type):

@@ -85,9 +85,8 @@ def step(*options: str) -> str:
         command, env=os.environ | gpus, capture_output=True, text=True, timeout=PATIENCE
     )
     if done.returncode:
-        printed = done.stderr.strip() or f'ended with status {done.returncode}'
-        *_, last_error_line = printed.splitlines()
-        raise UserError(last_error_line)
+        message = done.stderr.strip() or f'ended with status {done.returncode}'
+        raise UserError(f'the training step failed: {message.splitlines()[-1]}')
     step_time = re.search('step_time=.*', done.stdout)
     assert step_time is not None, 'the step printed no step_time'
     return f'done, {step_time[0]}'

@@ -32,7 +32,7 @@ def register(label_type: type[LabelType]) -> type[LabelType]:
 
 @register
 class PickBest(LabelType):
-    """Choice of the best of N responses. Loss: cross entropy of softmax(rewards), equation 1."""
+    """Best of N responses. Loss: cross entropy of softmax(rewards), equation 1 of the paper."""
 
     name = 'best_of_N'
     field = 'best'

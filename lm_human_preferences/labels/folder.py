@@ -257,8 +257,7 @@ class QuestionWriter(json_lines.Writer):
         with os_errors_as(f'{path} cannot be made'):
             os.makedirs(path, 0o700, exist_ok=True)
             os.makedirs(os.path.join(path, ANSWERS), exist_ok=True)
-        in_use = f'{file} is in use: another program adds questions; try again when it has ended'
-        super().__init__(file, in_use)
+        super().__init__(file, 'another program adds questions; try again when it has ended')
         try:
             if is_folder(path):
                 check_same_task(path, read_task(path), {**task, 'encoding': encoding.name})

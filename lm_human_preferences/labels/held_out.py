@@ -44,10 +44,11 @@ def _numbered(subjects: Sequence[str]) -> torch.Tensor:
 def _subjects(
     labels: Labels, label_type: LabelType, name_of: Callable[[torch.Tensor], str]
 ) -> list[str]:
-    """Return the name of each label's subject. name_of: function from token ids to a name.
+    """Return each label's subject: the name of its query, or of a group with shared responses.
 
     Labels that share a response, such as the pairs of one ranking, depend on each other. They get
-    one subject, which has the alphabetically first of their names.
+    one subject, which has the alphabetically first of their names. name_of: function from token ids
+    to a name.
     """
     roots: dict[str, str] = {}
 

@@ -48,11 +48,8 @@ class Labeller(Writer):
         self.folder, self.name, self._key = folder, name, key
         folder.refresh()  # raises UserError for a damaged folder, before a file is made
         path = os.path.join(folder.path, ANSWERS, f'{name}.jsonl')
-        super().__init__(
-            path,
-            f'{path} is in use: {name} is labelling already; use another --labeller, or try again'
-            ' when they have left',
-        )
+        other = f'{name} is labelling already; use another --labeller, or try again when they leave'
+        super().__init__(path, other)
         folder.refresh()
 
     @property

@@ -57,7 +57,7 @@ class Collection(Hook):
         self.schedule = online.schedule(trainer.total_steps)
         self.retrainer = retrainer_of(trainer, phase, checkpointer.seed)
         self._stack = contextlib.ExitStack()
-        self._labels: RunLabels | None = None  # stays None except on rank 0
+        self._labels: RunLabels | None = None  # None on all ranks but rank 0
 
     def __enter__(self) -> Collection:
         if self.comm.rank == 0:
@@ -150,7 +150,7 @@ class RunLabels:
         stack.enter_context(writer)
         self.folder = writer.folder
         path = os.path.join(self.folder.path, USED)
-        self._writer = stack.enter_context(json_lines.Writer(path, f'{path} is in use'))
+        self._writer = stack.enter_context(json_lines.Writer(path, 'another run writes to it'))
         self.used = read_used(path)
         self.source = QuestionSource(policy=trainer.policy, writer=writer, phase=phase, seed=seed)
         self.labeller: Labeller | None = None  # simulated labeller, unless people answer
