@@ -48,7 +48,7 @@ def disk_errors_reported() -> Iterator[None]:
 
 @contextlib.contextmanager
 def os_errors_as(failure: str, fix: str = '', kind: type[UserError] = UserError) -> Iterator[None]:
-    """Turn an OSError within the block into a `kind` with the message FAILURE: REASON FIX."""
+    """Turn an OSError within the block into the error `kind('FAILURE: REASON FIX')`."""
     try:
         yield
     except OSError as e:
@@ -57,7 +57,7 @@ def os_errors_as(failure: str, fix: str = '', kind: type[UserError] = UserError)
 
 @contextlib.contextmanager
 def no_panics() -> Iterator[None]:
-    """Turn a Rust library's panic, which is no Exception, within the block into a RuntimeError."""
+    """Raise RuntimeError for a Rust library's panic within the block; a panic is no Exception."""
     try:
         yield
     except BaseException as panic:

@@ -18,7 +18,7 @@ from lm_human_preferences.utils.combos import Trial
 Experiments = Mapping[str, Sequence[Trial]]
 # A choice of the best of four responses says more than one of two, and takes hardly longer.
 ASKED = {'chat': 'best_of_4'}  # {experiment: label type that `ask` uses by default}
-OF_LABELS = 'QUERIES.jsonl'  # stands for the data set, as imported labels contain queries
+OF_LABELS = 'QUERIES.jsonl'  # placeholder for a data set, as imported labels contain queries
 LABEL_FIELDS = {
     key: field
     for key, field in user_settings.settable(reward_options.HParams).items()
@@ -117,7 +117,7 @@ def _experiment_command(
     fields = user_settings.settable(hparam_class)
 
     def start(settings: dict[str, Any], exp: str, *values: str) -> None:
-        """Start `job`. settings: {option: value} from the user. values: those of the arguments."""
+        """Start `job` with the user's `settings` {option: value} and the `values` of arguments."""
         binds = user_settings.bindings(reward_experiments, exp, name)
         options: Any = hparam_class()
         own = {key: settings.pop(key) for key in fields.keys() & settings.keys()}

@@ -64,7 +64,7 @@ def start_job(
 
     has_ranks: if False, the job ignores `mpi` and runs in one process.
     """
-    if 'VISIBLE_DEVICES' in os.environ:  # the original's CUDA_VISIBLE_DEVICES
+    if 'VISIBLE_DEVICES' in os.environ:  # the original's name for CUDA_VISIBLE_DEVICES
         os.environ.setdefault('CUDA_VISIBLE_DEVICES', os.environ['VISIBLE_DEVICES'])
     launch = launch_methods.current()
     if not has_ranks:
@@ -148,7 +148,7 @@ def job_command(
     names = [each if isinstance(each, str) else str(each.name) for each in arguments]
 
     def start(settings: dict[str, Any], *values: Any) -> None:
-        """Start `job`. settings: {option: value} from the user. values: those of the arguments."""
+        """Start `job` with the user's `settings` {option: value} and the `values` of arguments."""
         own = options()
         user_settings.override(own, settings)
         given = {**dict(zip(names, values, strict=True)), **more()}
@@ -251,7 +251,8 @@ def _dry_run(title: str, hparams: Any, launch: Any, explicitly_set: dict[str, An
 def _checked_name(name: str) -> str:
     """Return the NAME of a run without trailing slashes; UserError if it is not allowed."""
     is_relative = not name.startswith('/') and '..' not in name.split('/')
-    letters = os.fsencode(name).decode(errors='surrogateescape')  # NAME as UTF-8 in every locale
+    # The bytes of NAME are read as UTF-8 in every locale.
+    letters = os.fsencode(name).decode(errors='surrogateescape')
     is_name = bool(name.strip('/')) and letters.isprintable() and len(letters) <= LONGEST_NAME
     if not (is_relative and is_name):
         raise UserError(

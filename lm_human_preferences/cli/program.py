@@ -69,7 +69,7 @@ class Program(click.Group):
             _fail(str(e))
         except click.ClickException as e:
             message = e.format_message()
-            if isinstance(e, click.UsageError) and e.ctx is not None:  # an error of click itself
+            if isinstance(e, click.UsageError) and e.ctx is not None:  # an error that click found
                 message += f' The command comes first: {", ".join(self.commands)}'
             _fail(message)
         except ModuleNotFoundError as e:

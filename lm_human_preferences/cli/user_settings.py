@@ -38,7 +38,7 @@ def settable(hparam_class: type[hyperparams.HParams]) -> dict[str, dataclasses.F
 
 
 def bindings(experiments: Mapping[str, Sequence[Trial]], name: str, command: str) -> dict[str, Any]:
-    """Return {dotted name: value} of experiment `name`; UserError unless it has one trial."""
+    """Return the settings {option: value} of an experiment; UserError unless it has one trial."""
     if name not in experiments:
         raise UserError(
             f'no experiment {name!r} for {command}: choose from {", ".join(experiments)}'

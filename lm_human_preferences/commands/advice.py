@@ -11,7 +11,7 @@ from lm_human_preferences.runs.run_files import POLICY, usual_directory
 
 # With few labels, a head on a large model's frozen hidden states beats a trained network.
 # Fewer epochs than recommended here underfit; more epochs overfit the labellers' errors.
-FEW, MANY = 512, 4096  # numbers of labels
+FEW, MANY = 512, 4096  # numbers of labels that count as few and as many
 MEMBERS = 4  # number of reward models; their mean is the reward
 
 

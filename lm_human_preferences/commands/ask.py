@@ -41,7 +41,8 @@ from lm_human_preferences.utils.logging import progress
 
 INITIAL = 'initial'  # value of --policy or --against for the experiment's initial model
 PARTS = {TRAIN: 'train', VALIDATION: 'test'}  # {kind of question: split that its query is from}
-MAY_DIFFER = ('query_dataset', 'policy', 'penalty_reward_value')  # task options that may differ
+# Options in which the task of a policy's run may differ from the task of the questions.
+MAY_DIFFER = ('query_dataset', 'policy', 'penalty_reward_value')
 
 
 def ask(
@@ -263,7 +264,7 @@ def _ask_sampled(
     kind: str,
     options: AskHParams,
 ) -> int:
-    """Add sampled questions until there are enough or no new ones are found; return how many."""
+    """Add sampled questions until there are enough, or no new ones; return the number added."""
     count = options.count
     weights = {name: policy.digest() for name, policy in sampler.policies.items()}
     header = {

@@ -35,7 +35,8 @@ def export(model_dir: str, output_dir: str, form: str = 'model') -> None:
     """Save a model and its card for transformers, or with form 'adapter' for PEFT."""
     import transformers
 
-    transformers.utils.logging.disable_progress_bar()  # bars would clutter redirected output
+    # Progress bars would clutter redirected output.
+    transformers.utils.logging.disable_progress_bar()
     with storage.new_directory(output_dir, SafetensorError):
         if is_classifier(model_dir):
             raise UserError(

@@ -119,7 +119,7 @@ def given_queries(prompts: Sequence[str], path: str | None) -> list[Query]:
 
 
 def encoded_query(name: str, text: str, task: lm_tasks.TaskHParams, encoder: Encoder) -> list[int]:
-    """Encode a query and pad it to `query_length`; UserError, with `name`, if it does not fit."""
+    """Encode a query, padded to `query_length`; UserError if it is too long, empty or not text."""
     try:
         tokens = tokenisers.text_encoder(encoder, task.special_tokens).encode(text)
         contexts = lm_tasks.contexts_of(task, encoder)

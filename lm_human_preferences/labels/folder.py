@@ -153,7 +153,7 @@ class LabelFolder:
         return sum(question.kind == kind for question in self.questions.values())
 
     def answers_to(self, question: Question, without: Collection[str] = ()) -> list[Answer]:
-        """Return each labeller's last answer or skip of a question, but for names in `without`."""
+        """Return the last answer or skip to a question by each labeller who is not in `without`."""
         logs = [log for name, log in self.logs.items() if name not in without]
         return [log.last[question.id] for log in logs if question.id in log.last]
 
@@ -165,7 +165,10 @@ class LabelFolder:
         return not question.is_retired(answers) and given(answers) < question.labellers
 
     def answers_that_count(self, question: Question, without: Collection[str] = ()) -> list[Answer]:
-        """Return a question's answers; if it asks one labeller, the first and imported answers."""
+        """Return the answers to a question that count as labels, oldest first.
+
+        If the question is for one labeller, answers after the first count only if imported.
+        """
         answers = self.answers_to(question, without)
         answers = [answer for answer in answers if answer.value is not None]
         answers.sort(key=operator.attrgetter('age'))
@@ -207,7 +210,7 @@ class LabelFolder:
             yield label
 
     def time_of_next_answer(self) -> float:
-        """Return the time in seconds since 1970, or a later time if an answer has a later time."""
+        """Return the later of now and just after the latest answer, in seconds since 1970."""
         latest = max((log.latest for log in self.logs.values()), default=0.0)
         return max(time.time(), math.nextafter(latest, sys.float_info.max))
 

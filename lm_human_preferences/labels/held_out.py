@@ -118,7 +118,7 @@ class Prediction:
     """Measured agreement between a reward model's predictions and labels."""
 
     labels: int
-    queries: int  # number of queries, or of groups of related labels if all have the same query
+    queries: int  # number of queries, or of groups of related labels if all labels have one query
     accuracy: float | None  # fraction of labels predicted right; None for ratings
     effective: float  # equivalent number of independent labels, see agreement.effective_answers
     chance: float | None  # accuracy that guessing would have

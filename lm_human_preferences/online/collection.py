@@ -93,7 +93,8 @@ class Collection(Hook):
             missing = self.comm.on_rank_0(lambda: self._on_rank_0.missing(step))
             if missing <= 0:
                 return
-            self.checkpointer.after_step(self.trainer)  # after a stop signal, saves and raises
+            # After a stop signal, the checkpointer saves the run and raises an exception.
+            self.checkpointer.after_step(self.trainer)
             waited = self.comm.all_gather_object(time.monotonic() - begin)[0]
             if self.patience is not None and waited >= self.patience * HOUR:
                 self._give_up(missing, step)

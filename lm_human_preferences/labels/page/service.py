@@ -183,7 +183,7 @@ class Assignments:
         return found, len(waiting)
 
     def hold(self, name: str, question: str) -> None:
-        """Let labeller `name` hold this question from now on, in place of any other."""
+        """Assign this question to labeller `name` from now on, in place of any other."""
         self.held[name] = question, self.clock()
 
     def _waiting(self, name: str, own: str) -> list[Question]:

@@ -56,7 +56,7 @@ def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]
 
 
 def _agreement(folder: LabelFolder, said: Said) -> dict[str, Any]:
-    """Return the fraction of equal pairs of answers (None for numbers) and Krippendorff's alpha."""
+    """Return the fraction of equal pairs of answers (None if numeric) and Krippendorff's alpha."""
     label_type = folder.label_type
     equal: dict[str, int] = {}  # {id of a question: number of pairs of equal answers}
     pairs: dict[str, int] = {}
@@ -125,7 +125,7 @@ def _labeller(folder: LabelFolder, name: str, said: Said) -> dict[str, Any]:
         'kind': kind,
         'answers': len(own),
         'ties': sum(answer.value == TIE for answer in own) or None,
-        'all bad': sum(answer.is_bad for answer in own) or None,  # such answers are ties, too
+        'all bad': sum(answer.is_bad for answer in own) or None,  # an answer 'all bad' is a tie
         'skipped': len(last) - len(own),
         'median s': round(statistics.median(seconds), 1) if seconds else None,
         'agreement': f'{sum(equal)} of {len(equal)}' if equal else None,
