@@ -157,7 +157,7 @@ def test_mistakes_of_import_are_one_line(tmp_path):
 
     assert 'its label type is best_of_2, not best_of_4' in error('')
     assert '--labeller' in error('--labels.type best_of_2 --labeller a/b')
-    assert 'is not empty' in error('--labels.type best_of_2', output='')
+    assert 'is neither empty nor a folder of labels' in error('--labels.type best_of_2', output='')
     assert 'none.jsonl' in error('--labels.type best_of_2', file=tmp_path / 'none.jsonl')
     (tmp_path / 'empty.json').write_text('[]')
     assert 'holds no label' in error('--labels.type best_of_2', file=tmp_path / 'empty.json')
