@@ -106,7 +106,7 @@ def parse(
         raise UserError(
             f'{where} is not of a known format: it has the fields'
             f' {", ".join(map(str, record)):.80}, and needs {own} and {label_type.field}, or'
-            f' prompt, chosen and rejected; {EXAMPLES}'
+            f' prompt, chosen and rejected, in lower case; {EXAMPLES}'
         )
     name = messages.query_field(record, where) or 'query'
     query = after_system(record, text_field(record, name, where), where)
