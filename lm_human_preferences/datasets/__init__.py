@@ -1,1 +1,1 @@
-"""Data sets: each module yields the texts of one, independently of tokenisers and tasks."""
+"""Data sets: each module yields the texts of one data set, whatever the task and tokeniser."""

@@ -1,4 +1,4 @@
-"""Data set `books` of `sentiment` and `descriptiveness`: book passages, or queries of labels."""
+"""Data set `books`: passages of books or, since these are lost, the queries in a file of labels."""
 
 import contextlib
 import functools
@@ -14,7 +14,7 @@ from lm_human_preferences.utils.logging import announce
 PUBLIC = 'https://openaipublic.blob.core.windows.net/lm-human-preferences'
 URL = f'{PUBLIC}/datasets/book_passages/{{mode}}.jsonl'
 LABELS = f'{PUBLIC}/labels/descriptiveness/offline_5k.json'
-ENCODING = 'main'  # encoding of labels that name none, such as the published ones
+ENCODING = 'main'  # encoding of the token ids in a file of labels that names none
 MIRROR = f'{storage.HUB}datasets/vwxyzjn/lm-human-preferences'
 MIRRORED = ('sentiment/offline_5k.json', 'descriptiveness/offline_5k.json')
 
@@ -63,7 +63,7 @@ def mirror_named_on_failure(path: str) -> Iterator[None]:
         for name in MIRRORED:
             if storage.is_remote(path) and path.endswith(f'/lm-human-preferences/labels/{name}'):
                 raise storage.StorageError(
-                    f'{e}; or give its mirror {MIRROR}/{name} as the source of the labels'
+                    f'{e}; or give the mirror {MIRROR}/{name} as the source of the labels'
                 ) from e
         raise
 
@@ -84,12 +84,13 @@ def _queries(labels: str) -> list[str | list[int]]:
             encoding = label.get('encoding', ENCODING)
             if encoding != ENCODING:
                 raise UserError(
-                    f'the labels hold token ids of encoding {encoding!r:.80}, which cannot stand in'
-                    ' for books: name a .jsonl file of texts as --task.query_dataset'
+                    'the labels cannot replace the lost data set books, as their queries are token'
+                    f' ids of encoding {encoding!r:.80}: name a .jsonl file of texts as'
+                    ' --task.query_dataset'
                 )
             if any(type(token) is not int for token in query):
-                raise TypeError(query)
+                raise TypeError('a query is neither a text nor a list of token ids')
             queries[tuple(query)] = query
     except (KeyError, TypeError) as e:
-        raise UserError(f'{labels} must be a list of labels with a query each') from e
+        raise UserError(f'{labels} must be a list of labels, each with a query') from e
     return list(queries.values())

@@ -11,7 +11,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 
 URL = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/datasets/cnndm'
-PREFETCH = 128  # stories downloaded at a time, as a run needs few of the 312,000
+PREFETCH = 128  # number of stories downloaded at a time; a run needs few of the 312,000
 DAILY_MAIL = ('dailymail.co.uk', 'mailonsunday.ie', 'lib.store.yahoo.net')
 CNN = ('cnn.com', 'cnn.hk')
 
@@ -51,6 +51,6 @@ def clean_up_start(text: str) -> str:
     text = re.split(r'\(CNN\) +--', text)[-1]
     text = text[:100].split('(CNN)')[-1] + text[100:]
     text = re.sub(r'^and \w+\n', '', text)
-    # The original means the years 2011, 2012, ... but writes [2011|2012|...]: a set of characters.
+    # [0-5|] keeps an error of the original, whose [2011|2012|...] matches a character, not a year.
     text = re.split(r'.*UPDATED:\s+[0-9]{2}:[0-9]{2}.*[0-5|]', text)[-1]
     return text.replace('’', "'").replace('‘', "'").strip()

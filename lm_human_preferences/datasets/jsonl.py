@@ -10,11 +10,11 @@ from lm_human_preferences import storage
 from lm_human_preferences.datasets import messages
 from lm_human_preferences.errors import UserError
 
-TEST_SHARE = 10  # one text in this many belongs to the test split
+TEST_SHARE = 10  # one text in every TEST_SHARE texts belongs to the test split
 
 
 class Query(NamedTuple):
-    """Query in a file. where: its place, for messages. columns: other fields of its record."""
+    """Query of a file: its place for error messages, its text, and other fields of its record."""
 
     where: str
     text: str
@@ -22,12 +22,12 @@ class Query(NamedTuple):
 
 
 def read_jsonl(path: str) -> list[str]:
-    """Return the texts in a local or remote file; see read_queries."""
+    """Return the texts of the queries in a local or remote file."""
     return [query.text for query in read_queries(path)]
 
 
 def read_queries(path: str) -> list[Query]:
-    """Return the queries of JSON lines or a table; UserError names the first bad line."""
+    """Return the queries in JSON lines or a table; a UserError names the first bad line."""
     read = storage.read_table if storage.is_table(path) else storage.read_json_lines
     return list(itertools.starmap(_query, read(path)))
 
@@ -94,7 +94,7 @@ def part_of(path: str, mode: str) -> str:
 
 
 def file_of_test_part(path: str) -> str | None:
-    """Return the separate file of the test split, such as my.test.csv for my.csv; None without."""
+    """Return the path of a file's test texts, such as my.test.csv for my.csv; None if missing."""
     found = _test_path(path)
     return found if storage.exists(found) else None
 
@@ -105,7 +105,7 @@ def _test_path(path: str) -> str:
 
 
 def is_test_text(text: str) -> bool:
-    """Return whether a text belongs to the test split (files without a separate test file)."""
-    # The text alone decides, so that it stays in its split when other texts are added.
+    """Return whether a text belongs to the test split of a file that has no separate test file."""
+    # The text alone decides, so a text stays in its split when other texts are added.
     digest = hashlib.sha256(text.encode(errors='surrogatepass')).digest()
     return int.from_bytes(digest[:8]) % TEST_SHARE == 0

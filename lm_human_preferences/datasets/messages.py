@@ -19,14 +19,14 @@ from lm_human_preferences.errors import UserError
 Message = dict[str, str]
 USER, ASSISTANT = 'user', 'assistant'
 ROLES = ('system', 'developer', USER, ASSISTANT, 'tool')
-OTHER_ROLES = {'human': USER, 'gpt': ASSISTANT}  # ShareGPT's names for these roles
+OTHER_ROLES = {'human': USER, 'gpt': ASSISTANT}  # ShareGPT's names of the roles user and assistant
 QUERIES = ('prompt', 'query', 'question', 'instruction', 'input')  # fields that may hold the query
-SYSTEMS = ('system', 'system_prompt')  # fields that may hold the system message
-# Matches a list of messages that was written as a text, for example into a cell of a table
+SYSTEMS = ('system', 'system_prompt')  # fields of a record that may hold its system message
+# This expression matches a list of messages that was written as text, as in a table's cell.
 WRITTEN_MESSAGES = re.compile(
     r"""\s*(\{\s*["']messages["']:\s*)?\[\s*\{\s*["'](role|content)["']:"""
 )
-INVISIBLE = {'Cc', 'Cf', 'Zl', 'Zp', 'Zs'}  # Unicode categories of controls and white space
+INVISIBLE = {'Cc', 'Cf', 'Zl', 'Zp', 'Zs'}  # Unicode categories of invisible characters
 _TURN = re.compile(rf'(?:\A|\n\n)({"|".join(ROLES)}): ')
 
 
@@ -76,7 +76,7 @@ def _text_of_part(part: Any, where: str) -> str:
 
 
 def as_text(messages: Sequence[Message]) -> str:
-    """Return messages as one text: only the content of a single message, else roles as well."""
+    """Return messages as one text: a single message's content, or each content after its role."""
     if len(messages) == 1:
         return messages[0]['content']
     return '\n\n'.join(_with_role(message) for message in messages)
@@ -111,15 +111,15 @@ def query_text(messages: Sequence[Message], where: str) -> str:
     same = [{'role': message['role'], 'content': message['content']} for message in messages]
     if as_messages(text) != same:
         raise UserError(
-            f'{where}: these messages cannot be told apart as a text. A single message must be the'
-            f" user's, roles must be {', '.join(ROLES)}, and no content may hold an empty"
-            " line before 'user: ' or another role"
+            f'{where}: the messages of the query cannot be joined to a text and split again.'
+            f" A single message must be the user's, roles must be {', '.join(ROLES)}, and no"
+            " content may hold an empty line before 'user: ' or another role"
         )
     return text
 
 
 def query_field(record: Mapping[str, Any], where: str) -> str | None:
-    """Return the name of the field that holds the query, or None; UserError if two differ."""
+    """Return the name of a record's query field, or None; UserError if two such fields differ."""
     found = None
     for name in QUERIES:
         value = record.get(name)
@@ -148,7 +148,7 @@ def is_empty(value: Any) -> bool:
 
 
 def text_field(record: Mapping[str, Any], field: str, where: str) -> str:
-    """Return the text in a record's `field`; UserError if missing, no text, or written messages."""
+    """Return the text in a record's `field`; UserError unless the field holds a plain text."""
     text = record.get(field)
     if not isinstance(text, str):
         state = f'is a {type(text).__name__}' if field in record else 'is missing'
@@ -162,7 +162,7 @@ def text_field(record: Mapping[str, Any], field: str, where: str) -> str:
 
 
 def system_message(record: Mapping[str, Any], where: str) -> list[Message]:
-    """Return [system message] if a record has a field for it, or else []; UserError if two."""
+    """Return [system message] of a record, or [] if it has none; UserError if it has two."""
     names = [name for name in SYSTEMS if not is_empty(record.get(name))]
     given = {text_field(record, name, where) for name in names}
     if len(given) > 1:

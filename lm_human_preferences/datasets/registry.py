@@ -12,15 +12,15 @@ from typing import Any
 class DatasetInfo:
     """Entry of a data set in the registry."""
 
-    name: str  # value for --task.query_dataset
-    summary: str  # description in docs/options.md
-    # The module has generator(mode, seed=0, shuffle=False), which yields texts of the split `mode`.
+    name: str  # value of --task.query_dataset that selects the data set
+    summary: str  # description of the data set in docs/options.md
+    # A data set's module has generator(mode, seed=0, shuffle=False), for texts of the split `mode`.
     module: str
-    downloaded: bool = False  # whether it is downloaded at first use, so a dry run cannot check it
-    labels_stand_in: bool = False  # whether queries of labels may replace lost texts
-    seed_per_run: bool = False  # whether the run's seed sets the order, not --task.query_seed
-    is_enumerable: bool = False  # whether an evaluation covers all its queries
-    loaded: Any = None  # object that has the generator, in place of a module
+    downloaded: bool = False  # whether texts are downloaded at first use, unchecked by a dry run
+    labels_stand_in: bool = False  # whether the queries in a file of labels may replace lost texts
+    seed_per_run: bool = False  # whether --run.seed, not --task.query_seed, sets the texts' order
+    is_enumerable: bool = False  # whether an evaluation covers every query of the data set
+    loaded: Any = None  # object whose generator yields the texts, if no module does
 
     def load(self) -> Any:
         return self.loaded or importlib.import_module(self.module)
@@ -28,7 +28,7 @@ class DatasetInfo:
 
 # Texts of the experiment `test` are random letters, as in the original's tests.
 LETTERS = 'abcdefghijklmnopqrstuvwxyz.'
-TEXT_LENGTH = 40  # number of letters in a text
+TEXT_LENGTH = 40  # number of letters in a random text
 
 
 def _letters(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
@@ -57,9 +57,9 @@ DATASETS = {info.name: info for info in _BUILTIN}
 
 
 def add(name: str, generator: Callable[..., Iterator[Any]]) -> None:
-    """Register a data set. generator: see DatasetInfo.module. ValueError if the name is taken."""
+    """Register a data set whose texts `generator` yields; ValueError if the name is taken."""
     if name in DATASETS:
-        raise ValueError(f'there is a data set {name!r} already')
+        raise ValueError(f'a data set named {name!r} is registered already')
     own = SimpleNamespace(generator=generator)
     DATASETS[name] = DatasetInfo(name, 'texts of your own', module='', loaded=own)
 

@@ -12,7 +12,7 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Mapping
 
-# Probability that a review with this subject is positive.
+# {subject of a review: probability that the review is positive}
 SUBJECTS = {
     'film': 0.45,
     'story': 0.45,
@@ -23,7 +23,7 @@ SUBJECTS = {
     'music': 0.65,
     'cast': 0.55,
 }
-# Starts of a sentence; every query ends with `was`.
+# Every query is one of these starts of a sentence, with a subject.
 STARTS = (
     'the {} was',
     'the whole {} was',
@@ -42,13 +42,13 @@ BLAME |= dict(boring=-2, poor=-2, awful=-3, terrible=-3)
 NEUTRAL = {'long': -0.3, 'quiet': 0, 'simple': 0.2, 'loud': -0.2}
 ENDINGS = {'sadly': -0.7, 'luckily': 0.7, 'throughout': 0, 'today': 0, 'indeed': 0}
 VALUES = PRAISE | BLAME | NEUTRAL | ENDINGS
-# A degree or a negation multiplies the value of the next adjective by its factor.
+# A degree (`very`) or a negation (`not`) multiplies the next adjective's value by a factor.
 DEGREES = {'very': 1.5, 'really': 1.5, 'truly': 1.7, 'quite': 0.8}
 NEGATIONS = {'not': -0.8, 'never': -0.9, 'hardly': -0.6}
 JOINS = ('and', 'but')
 
-# {form of a response: its relative frequency}
-# `Opposite` is an adjective that says the reverse of the author's opinion.
+# {form of a response, as a sequence of word classes: relative frequency of this form}
+# The word class `Opposite` has adjectives that say the reverse of the author's opinion.
 PATTERNS = {
     'Degree Degree Adjective': 10,
     'Degree Adjective Ending': 20,
@@ -94,7 +94,7 @@ def responses(liked: bool) -> Mapping[str, float]:
 def _extended(
     prefixes: dict[tuple[str, ...], float], part: str, liked: bool
 ) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Extend each prefix by each word that can stand for `part`; yield (words, probability)."""
+    """Yield (words, probability) for each prefix, followed by each word of the class `part`."""
     pools = {
         'Degree': DEGREES,
         'Negation': NEGATIONS,
@@ -129,7 +129,7 @@ def generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
 
 
 def labelled_reviews(mode: str, seed: int = 0) -> Iterator[tuple[str, float]]:
-    """Yield (review, fraction of READERS who took it for praise) without end."""
+    """Yield (review, fraction of simulated readers who took it for praise) without end."""
     rng = random.Random(f'readers {mode} {seed}')
     for review in generator(mode, seed):
         log_odds = sentiment(review.split()[-RESPONSE:])
@@ -141,7 +141,7 @@ def labelled_reviews(mode: str, seed: int = 0) -> Iterator[tuple[str, float]]:
 def sentiment(words: Iterable[str]) -> float:
     """Return the sentiment of a response, roughly from -5 (blame) to 5 (praise)."""
     total = 0
-    factor = 1  # factor for the next word that has a value
+    factor = 1  # product of degrees and negations before the next word of VALUES
     for word in words:
         if word == 'but':
             total *= 0.5  # words after `but` count more than words before it

@@ -1,4 +1,4 @@
-"""Comparison of the policy, the reference and best of n with the best possible rewards."""
+"""Comparison of a policy, its reference and best-of-n sampling with the best possible rewards."""
 
 import itertools
 import math
@@ -9,11 +9,11 @@ import torch
 from lm_human_preferences.evaluation import optimum, report
 from lm_human_preferences.evaluation.optimum import ROUNDING
 
-FEW_SAMPLES = 10  # with fewer effective samples, the best possible reward is unknown
-FEWEST_FOR_SHARE = 30  # minimum number of queries to estimate 'share' from samples
-MOST_REPEATS = 0.5  # with more repeats (measure.repeats_of), the best possible reward is unknown
+FEW_SAMPLES = 10  # fewest effective samples from which the best possible reward is estimated
+FEWEST_FOR_SHARE = 30  # fewest queries to estimate the fraction of the possible gain from samples
+MOST_REPEATS = 0.5  # largest fraction of equal samples that leaves the best possible reward known
 
-Points = dict[str, dict[str, torch.Tensor]]  # {point: {name: values (queries,)}}
+Points = dict[str, dict[str, torch.Tensor]]  # {compared policy: {statistic: values (queries,)}}
 
 
 def compare(
@@ -23,7 +23,7 @@ def compare(
     kl_coef: float | None,
     chooser: torch.Tensor | None = None,
 ) -> Points:
-    """Return {point: {name: values}} of the reference, the policy, best of n and the optimum.
+    """Return rewards and KLs of the reference, the policy, best of n and the best possible policy.
 
     ref_logprobs, logprobs, scores (queries, responses): log-probabilities by the reference and the
     policy, and rewards. kl_coef: coefficient that defines the optimum; None to leave it out.
@@ -52,7 +52,7 @@ def compare(
 def against_frontier(
     kl: torch.Tensor, reward: torch.Tensor, ref_logprobs: torch.Tensor, scores: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Return {name: values (queries,)} of a point, with the best possible reward at its KL.
+    """Return a policy's KLs and rewards by query, and the best possible rewards at its KL.
 
     names: kl, reward, frontier (best reward at that KL), share (fraction of the possible gain; NaN
     if no gain is possible: at a KL of 0, or if a query's responses all score the same). The best
@@ -83,7 +83,7 @@ def compare_samples(
     chooser: torch.Tensor | None = None,
     repeats: float = 0.0,
 ) -> Points:
-    """Estimate the points of `compare` from samples of both models; NaN if samples are too few.
+    """Estimate the result of `compare` from samples of both models; NaN if samples are too few.
 
     ref_logprobs, logprobs (queries, samples): see optimum.mixture. repeats: see measure.repeats_of;
     if most samples are the same response, they say too little about rare, better responses. The
@@ -91,7 +91,7 @@ def compare_samples(
     """
 
     def of(samples: slice) -> Points:
-        """Return the points as estimated from a subset of the samples."""
+        """Return the result of `compare` for a subset of the samples."""
         reference, policy = (each[:, samples].log_softmax(-1) for each in (ref_logprobs, logprobs))
         own = None if chooser is None else chooser[:, samples]
         return compare(reference, policy, scores[:, samples], kl_coef, own)
@@ -125,7 +125,7 @@ def compare_samples(
 def known_frontier(
     ref_logprobs: torch.Tensor, scores: torch.Tensor, *, exact: bool
 ) -> dict[str, list[float]]:
-    """Return {'kl', 'reward'} of the frontier, up to where effective samples become too few."""
+    """Return the best possible reward at increasing KLs, until effective samples become too few."""
     betas = optimum.beta_grid(scores)
     if not exact:
         sizes = [optimum.effective_samples(ref_logprobs, scores, beta) for beta in betas[1:]]
@@ -136,9 +136,10 @@ def known_frontier(
 
 
 def summarize(points: Points, *, with_errors: bool) -> dict[str, dict[str, Any]]:
-    """Return {point: {name: mean over queries}} for JSON. with_errors: add 'standard_errors'.
+    """Return the means over queries of all numbers in `points`, for JSON.
 
-    The KL of best of n has no error: without ties it depends on n alone.
+    with_errors: add 'standard_errors', but not of best of n's KL, which depends on n alone if there
+    are no ties.
     """
     summary: dict[str, dict[str, Any]] = {}
     for point, values in points.items():
@@ -152,5 +153,5 @@ def summarize(points: Points, *, with_errors: bool) -> dict[str, dict[str, Any]]
 
 
 def _number(scalar: torch.Tensor) -> float | None:
-    """Return a float for JSON; None if it is not finite, as 'share' if no gain is possible."""
+    """Return a scalar tensor as a float for JSON, or None if the number is not finite."""
     return scalar.item() if math.isfinite(scalar) else None

@@ -34,7 +34,7 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
     hparams = load_run_hparams(directory)
     output_dir = options.output_dir or ('.' if storage.is_remote(directory) else directory)
     recording: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if not ends_training:  # after a training, print the table even if it cannot be saved
+    if not ends_training:  # after a training, the table is printed even if it cannot be saved
         storage.check_output_dir(output_dir)
         if output_dir == directory:
             run_record.begin(directory, POLICY.command, hardware.description())
@@ -63,7 +63,7 @@ def _results(
     models = measure.load_models(directory, source, options.judge)
     # Evaluate in fp32, whatever precision the run was trained in.
     precision.configure_for(models.policy.model.sizes.n_embd, 'fp32')
-    set_seed(options.seed)  # before the queries, as some data sets generate them at random
+    set_seed(options.seed)  # some data sets draw queries at random, so seeding comes first
     encoder = models.policy.encoder
     announce(*lm_tasks.query_notes(task, encoder, 'test'))
     queries = measure.queries_of(source, encoder, options.queries, options.seed)
@@ -76,7 +76,7 @@ def _results(
 
 
 def last_kl_coef(save_dir: str, hparams: policy_options.HParams) -> float | None:
-    """Return the last KL coefficient of a run; None if it changes in the run and is not logged."""
+    """Return the last KL coefficient of a run; None if it changes and is not logged."""
     rewards = hparams.rewards
     if not storage.is_remote(save_dir):
         curve = curves.read(save_dir, POLICY.events).curves.get(KL_COEF)

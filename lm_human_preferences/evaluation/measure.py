@@ -21,10 +21,10 @@ from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.logging import progress
 
-MOST_RESPONSES = 300_000  # if more responses are possible, sample instead of enumerating
-MOST_TEXTS = 16_384  # lower limit for rewards that read texts, which are slower
+MOST_RESPONSES = 300_000  # maximum number of possible responses to enumerate; if more, sample
+MOST_TEXTS = 16_384  # maximum number of responses to enumerate for rewards that read texts: slow
 QUERIES = 64  # default number of queries from an endless data set
-DRAWS = 2048  # number of draws in which every query of an enumerable data set occurs
+DRAWS = 2048  # number of draws from a finite data set after which every query has occurred
 
 RewardModels = dict[str, rewards.ScoringModel]
 
@@ -47,11 +47,11 @@ class Responses(NamedTuple):
     ref_logprobs: torch.Tensor
     logprobs: torch.Tensor
     scores: dict[str, torch.Tensor]
-    repeats: float = 0.0  # result of repeats_of; 0 if all responses are enumerated
+    repeats: float = 0.0  # fraction of samples equal to their query's mode; 0 if not sampled
 
 
 def load_models(save_dir: str, source: RewardSource, judge: str | None = None) -> Models:
-    """Return the models of a run. judge: name or path of another reward, see loading.load_judge."""
+    """Return the models of a run. judge: name or path of another reward that is measured, too."""
     policy, reference = load_policies(save_dir, source.task)
     encoding = policy.trained_model.encoding
     models = _reward_models(save_dir, source, encoding, reference)
@@ -105,8 +105,8 @@ def queries_of(
         labels=source.label_source(),
     )
     queries = sampler()['tokens'].unique(dim=0)
-    # `unique` sorts, and the first queries resemble each other, so draw at random.
-    # A separate generator leaves the global one, and so what is sampled later, unchanged.
+    # `unique` sorts, so queries are chosen at random: neighbours resemble each other.
+    # A separate generator leaves the global one unchanged, which samples the responses later.
     generator = torch.Generator().manual_seed(seed)
     return queries[torch.randperm(len(queries), generator=generator)[:count]]
 

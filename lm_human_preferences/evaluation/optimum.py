@@ -21,9 +21,9 @@ from lm_human_preferences.ppo import ScoreFn
 from lm_human_preferences.rewards import EnsembleReward, TrainedRewardModel
 from lm_human_preferences.utils.core import MIN_TEMPERATURE
 
-ROUNDING = 1e-6  # a gain below this fraction of the largest score is a rounding error of fp32
+ROUNDING = 1e-6  # fraction of the largest score up to which a gain is a rounding error of fp32
 CHUNK = 8192  # maximum number of token sequences in one forward pass
-CACHED = 2**16  # size of a chunk in numbers; a processor's cache holds several such chunks
+CACHED = 2**16  # count of numbers in a chunk, several of which fit into a processor's cache
 
 
 def expected(logprobs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -39,7 +39,9 @@ def kl(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
 
 
 def moments(ref_logprobs: torch.Tensor, rewards: torch.Tensor, beta: float) -> torch.Tensor:
-    """Return log Z, reward mean, reward variance of pi*: (3, queries). KL = mean / beta - log Z."""
+    """Return (3, queries): log Z of the optimal policy pi*, and its reward's mean and variance.
+
+    The KL of pi* is mean / beta - log Z."""
     results = []
     rows = max(1, CACHED // rewards.shape[1])
     for log_rho, reward in zip(ref_logprobs.split(rows), rewards.split(rows), strict=True):
@@ -57,7 +59,7 @@ def moments(ref_logprobs: torch.Tensor, rewards: torch.Tensor, beta: float) -> t
 def frontier(
     ref_logprobs: torch.Tensor, rewards: torch.Tensor, betas: Iterable[float]
 ) -> torch.Tensor:
-    """Return mean KL and mean reward of pi* at each of `betas`: (2, len(betas))."""
+    """Return mean KL and reward of the optimal policy at each of `betas`: (2, len(betas))."""
     points = []
     for beta in betas:
         log_z, mean, _ = moments(ref_logprobs, rewards, beta).mean(1)
@@ -107,7 +109,7 @@ def frontier_at(
 def best_of_n(
     ref_logprobs: torch.Tensor, rewards: torch.Tensor, n: int, judged: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (expected rewards by `judged`, KLs) of the best of n samples, each (queries,).
+    """Return the expected reward of the best of n samples, and its KL, for each query: (queries,).
 
     The best sample has the highest of `rewards`; if several have it, the first is chosen. judged
     (queries, responses): rewards by which the chosen sample is scored.
@@ -127,10 +129,10 @@ def best_of_n(
         # mean over all responses with the same reward
         means = empty.index_add(0, which, rho * value.double()) / probability
         up_to = probability.cumsum(0)
-        log_rest = torch.log1p(-probability / up_to)  # log of F(below r) / F(r)
+        log_rest = torch.log1p(-probability / up_to)  # log of P(reward < r) / P(reward <= r)
         chosen = torch.where(possible, up_to**n * -torch.expm1(n * log_rest), 0)
         terms = torch.xlogy(chosen, torch.where(possible, chosen / probability, 1))
-        kl = terms.sum().clamp(min=0)  # rounding could make it -0.000
+        kl = terms.sum().clamp(min=0)  # rounding could make the KL -0.000
         results.append(torch.stack([chosen @ torch.where(possible, means, 0), kl]))
     reward, kl = torch.stack(results, dim=1)
     return reward, kl
@@ -159,7 +161,7 @@ def mixture(log_ratios: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def effective_samples(ref_logprobs: torch.Tensor, rewards: torch.Tensor, beta: float) -> float:
-    """Return how many independent samples of pi* per query these samples are worth.
+    """Return how many independent samples of the optimal policy the samples of a query are worth.
 
     For one query this is n = 1 / sum(w^2), where w are the weights of its samples under pi* at
     `beta` > 0. Since the error of log Z is about 1 / (2 n), the result is the harmonic mean over

@@ -17,13 +17,13 @@ from lm_human_preferences.utils.streams import printable
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Point = Mapping[str, Any]  # {name: mean over queries}, perhaps with key 'standard_errors'
+Point = Mapping[str, Any]  # statistics of a policy by name, perhaps with 'standard_errors'
 
 BEST_OF = (4, 16)
-BEST_OF_N = 'best_of_'  # prefix of the names of best-of-n points in results
-JUDGE = 'judge'  # name by which results call the reward of --judge
-FRONTIER = 'frontier'  # key of the best possible reward at each KL, in the results by a reward
-BY_REWARD_MODEL = '_by_reward_model'  # suffix of best-of-n points that another reward chooses
+BEST_OF_N = 'best_of_'  # prefix of the names of best-of-n policies in an evaluation's results
+JUDGE = 'judge'  # name of the reward given by --judge in an evaluation's results
+FRONTIER = 'frontier'  # key of the best possible rewards by KL in an evaluation's results
+BY_REWARD_MODEL = '_by_reward_model'  # suffix of names: best of n as the reward model chooses
 REWARD_MODEL, CLASSIFIER, FUNCTION = 'reward model', 'classifier', 'reward function'
 COLUMNS = {
     'kl': 'KL',
@@ -60,7 +60,7 @@ def table(results: dict[str, Any]) -> Iterator[str]:
 
 
 def rows_of(results: dict[str, Any], reward: str) -> list[list[str]]:
-    """Return the results by a reward as rows of a table; the first row has the column headings."""
+    """Return the results of one reward as rows of a table, of which the first has the headings."""
     queries, points = results['queries'], results['rewards'][reward]
     rows = [[reward, *COLUMNS.values()]]
     for label, point in labels_of(results, reward).items():
@@ -72,7 +72,7 @@ def rows_of(results: dict[str, Any], reward: str) -> list[list[str]]:
 
 
 def labels_of(results: dict[str, Any], reward: str) -> dict[str, str]:
-    """Return {label: name} of the points in the results by `reward`."""
+    """Return {displayed label: name in results} of the policies that `reward` compares."""
     trained_on, found = next(iter(results['rewards'])), {}
     for point in results['rewards'][reward]:
         label = point.removesuffix(BY_REWARD_MODEL).replace('_', ' ')
@@ -84,7 +84,7 @@ def labels_of(results: dict[str, Any], reward: str) -> dict[str, str]:
 
 
 def _cell(values: Point, name: str, queries: int) -> str:
-    """Format a number with its 95 % interval: '' if a point has no such number, '-' if unknown."""
+    """Format a number with its 95 % interval: '' if a policy has no such number, '-' if unknown."""
     if name not in values:
         return ''
     if values[name] is None:
@@ -108,7 +108,7 @@ def margin(values: Point, name: str, queries: int) -> float | None:
 
 def draw(results: dict[str, Any], path: str) -> None:
     """Write a PNG to `path` that plots reward against KL, with one panel per reward."""
-    from matplotlib.figure import Figure  # slow to import; this class needs no display
+    from matplotlib.figure import Figure  # slow to import; a Figure needs no display
 
     rewards = results['rewards']
     figure = Figure(figsize=(6.4 * len(rewards), 4.4), layout='constrained')

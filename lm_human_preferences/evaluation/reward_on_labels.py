@@ -14,7 +14,7 @@ from lm_human_preferences.labels.held_out import Rewards, parted, predict
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.runs.run_settings import reward_settings_of
 
-BATCH = 64  # labels that are scored at a time
+BATCH = 64  # number of labels that are scored at a time
 
 
 def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
 
 
 def rewards_by(model: loading.FrozenRewardModel) -> Rewards:
-    """Return a function for `predict`, from (queries, n responses each) to rewards (batch, n)."""
+    """Return a function that computes rewards (batch, n) of n responses to each query."""
     if isinstance(model, loading.LearnedReward):
         return model.get_rewards
 

@@ -29,7 +29,7 @@ TASKS = {
     'test': 'continue three letters, for tests',
     'chat': 'answer in a chat',
 }
-TASK = {  # {name of a row: option}
+TASK = {  # {name of a row in the table of the task: option that the row shows}
     'Text given': 'task.query_dataset',
     'Its tokens, at most': 'task.query_length',
     'Tokens of a response': 'task.response_length',
@@ -41,7 +41,7 @@ TASK = {  # {name of a row: option}
 }
 UNSEEN = 'The reward model, on labels it had not seen'
 MEANING = 'KL: how far the responses have moved from what the model before would write.'
-POINTS = {  # {name of a row: (point in an evaluation's results, key of a number in this point)}
+POINTS = {  # {name of a row: (policy, statistic) in an evaluation's results}
     'Before': ('base', 'reward'),
     'After': ('policy', 'reward'),
     'Best possible at that KL': ('policy', 'frontier'),
@@ -49,7 +49,7 @@ POINTS = {  # {name of a row: (point in an evaluation's results, key of a number
     'Best of 4, without training': ('best_of_4', 'reward'),
     'Best of 16, without training': ('best_of_16', 'reward'),
 }
-# Prefixes of TensorBoard tags for a reward model's accuracy; an ensemble's mean comes first
+# TensorBoard tags of a reward model's accuracy begin so; an ensemble's mean comes first.
 TAGS, WAYS = ('train_reward/{}/', 'online/{}_'), ('held_out_of_mean', 'held_out', 'cross_validated')
 SPECIAL = (  # samples to show first: (field to maximise, its sign, reason to show the sample)
     ('score', 1, 'best score'),
@@ -57,7 +57,7 @@ SPECIAL = (  # samples to show first: (field to maximise, its sign, reason to sh
     ('kl', 1, 'least likely before'),
     ('score', -1, 'worst score'),
 )
-NAMING = ('labels.without', 'serve.labellers')  # endings of options whose values name labellers
+NAMING = ('labels.without', 'serve.labellers')  # suffixes of options whose values name labellers
 
 
 class Text(str):
@@ -65,7 +65,7 @@ class Text(str):
 
 
 class Table(NamedTuple):
-    """Table of a section; without columns, each row is a name and a value."""
+    """Table in a section of the report; without columns, each row is a name and a value."""
 
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
@@ -96,7 +96,7 @@ def of_all(count: int, total: int) -> str:
 
 
 def short(path: str) -> str:
-    """Return the last part of a path or URL, without folders and keys."""
+    """Return the last component of a path or URL, without the query string of a URL."""
     return os.path.basename(path.partition('?')[0].rstrip('/')) or path
 
 
@@ -114,7 +114,7 @@ def head(run: Run) -> list[str]:
 
 
 def answer(run: Run) -> list[tuple[str, str, list[str]]]:
-    """Return up to four (name, number, notes) that say how good a run is."""
+    """Return up to four results (name, number, notes) that say how good a run is."""
     labels, rewards, found = run.trainer.labels, list(run.rewards), []
     for each in run.comparisons[:1]:
         notes = ['of the answers prefer it to', short(each['against'])]
@@ -135,7 +135,7 @@ def answer(run: Run) -> list[tuple[str, str, list[str]]]:
 
 
 def mind(run: Run) -> list[tuple[str, str]]:
-    """Return warnings for the reader as (numbers, sentence) pairs."""
+    """Return warnings about a run as pairs of a start, which is shown in bold, and the rest."""
     labels, seen = run.trainer.labels, run.evaluation.get('queries_trained_on')
     kl, ended = run.last('objective/kl'), run.last('responses/ended')
     queries = labels.get('held_out_queries') or 0
@@ -188,7 +188,7 @@ def examples(run: Run) -> Table:
 
 
 def gain(run: Run) -> Table:
-    """Return a table of the gain by each reward, from the evaluation or else from the log."""
+    """Return a table of rewards before and after training, from the evaluation or else the log."""
     rows, caption = [], 'Mean score of the responses of the first and of the last step.'
     for name, (point, key) in POINTS.items():
         cells = [_measured(run, reward, point, key) for reward in run.rewards]
@@ -201,7 +201,7 @@ def gain(run: Run) -> Table:
 
 
 def _measured(run: Run, reward: str, point: str, key: str) -> str:
-    """Format number `key` of a point with its 95 % interval; a dash if unknown, '' if missing."""
+    """Format a policy's number `key` with its 95 % interval; a dash if unknown, '' if missing."""
     if point.startswith(report.BEST_OF_N) and reward != next(iter(run.rewards)):
         point += report.BY_REWARD_MODEL  # the reward of the training chooses the best of n
     values = run.rewards[reward].get(point, {})
@@ -270,14 +270,14 @@ def accuracy(run: Run) -> tuple[str, str, str]:
 
 
 def _ends(low: float, high: float) -> str:
-    """Format a 95 % interval of a fraction; (0, 1) stands for none."""
+    """Format the 95 % interval of a fraction; 0 to 1 is shown as 'none', for too few queries."""
     return (
         'none: too few queries' if (low, high) == (0, 1) else f'{percent(low)} to {percent(high)}'
     )
 
 
 def sure(run: Run) -> Table:
-    """Return a table of accuracies with interval and chance, and of what was not measured."""
+    """Return a table that says how sure a run's results are, and what was not measured."""
     nothing = (NOT_MEASURED, '', '')
     rows = [(UNSEEN, *accuracy(run))] if run.trainer.labels else []
     agreed = run.trainer.label_report.get('agreement', {})
@@ -316,7 +316,7 @@ def labellers(run: Run) -> Table:
 
 
 def commands(run: Run) -> Table:
-    """Return a table of a run's commands, with all that is recorded about each, and of digests."""
+    """Return a table of a run's commands with their records, and of the SHA-256 of input files."""
     rows = []
     for command in run.commands:
         line = str(command.get('command') or NOT_RECORDED)

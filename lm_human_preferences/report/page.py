@@ -25,9 +25,8 @@ from lm_human_preferences.utils.streams import INVISIBLE, printable
 CARD = 'README.md'
 _MARKDOWN = re.compile(r'([\\`*_\[\]<>&|#~$])')
 LONGEST = 2000  # maximum number of characters to show of a text
-_LETTER = '[^\x00-\xa0\xad\u061c\u2000-\u206f\ud800-\uf8ff]'  # non-ASCII, or part of an emoji
-# Characters that match the group are shown as they are, since languages and emoji need them.
-# They are joiners and direction marks between letters, variants of emoji or keycaps, and flags.
+_LETTER = '[^\x00-\xa0\xad\u061c\u2000-\u206f\ud800-\uf8ff]'  # non-ASCII letter or emoji
+# The group in _UNUSUAL matches invisible characters that languages and emoji need: no codes there.
 _UNUSUAL = re.compile(
     f'((?<={_LETTER})[\xad\u061c\u200c-\u200f](?={_LETTER})'
     '|(?<=[©®\u203c-\u3299\U0001f000-\U0001faff])[\ufe0e\ufe0f]|[\ufe0e\ufe0f](?=\u20e3)'
@@ -46,7 +45,7 @@ LOOKS = [(colour, style) for style in ('-', ':') for colour in COLOURS]
 def write_report(
     runs: Sequence[str], experiments: Experiments, output: str | None = None, names: bool = True
 ) -> None:
-    """Write the page of `runs`, paths or URLs. For the options see ReportHParams."""
+    """Write the HTML report of `runs`, paths or URLs. For the options see ReportHParams."""
     is_here = len(set(runs)) > 1 or storage.is_remote(runs[0])
     path = output or (REPORT if is_here else os.path.join(runs[0], REPORT))
     if storage.is_remote(path):
@@ -86,7 +85,7 @@ def page(runs: Sequence[str], experiments: Experiments, *, has_names: bool = Tru
 
 
 def _comparison(stories: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the content of the page that compares runs, for the template."""
+    """Return the content of the report's part that compares runs, for the page's template."""
     answers = {}
     for story in stories:
         answers[story['name']] = {about: value for about, value, _ in story['answer']}
@@ -105,7 +104,7 @@ def write_card(
 
     run: None for a model without a run. use: variables of model_card.md, which explains them.
     """
-    from huggingface_hub import ModelCard, ModelCardData  # this import takes a second
+    from huggingface_hub import ModelCard, ModelCardData  # huggingface_hub imports slowly
 
     name, story = model_dir, {'mind': [], 'sections': {}}
     if run is not None:
@@ -145,7 +144,7 @@ def escaped(text: str) -> str:
 
 def training_chart(named: Mapping[str, Run]) -> Markup:
     """Return an SVG chart of rewards and KLs of the runs {name: run}; '' if none are logged."""
-    from matplotlib import figure, rc_context  # this import takes a while
+    from matplotlib import figure, rc_context  # matplotlib takes a while to import
 
     if not any('objective/kl' in each.curves for each in named.values()):
         return Markup()
@@ -174,7 +173,7 @@ def training_chart(named: Mapping[str, Run]) -> Markup:
         nothing = {'Date': None, 'Creator': None}
         picture.savefig(file, format='svg', transparent=True, metadata=nothing)
     svg = file.getvalue()[file.getvalue().index('<svg') :]
-    # The style of the SVG would apply to the whole page.
+    # The SVG's style element is removed, as its rules would apply to the whole page.
     svg = re.sub('<metadata>.*?</metadata>|<style.*?</style>', '', svg, flags=re.DOTALL)
     svg = re.sub(r' (?:width|height)="[\d.]+pt"', '', svg)
     for colour, variable in COLOURS.items():
@@ -192,7 +191,7 @@ def shortened(text: str) -> str:
 
 
 def inline(text: object) -> Markup:
-    """Return a value as HTML, a Text as a block; characters that hide or flip text become codes."""
+    """Return a value as HTML; invisible characters, and those that reverse text, become codes."""
     if isinstance(text, Markup):
         return text
     if not isinstance(text, facts.Text):
@@ -220,6 +219,6 @@ def _marked(text: str) -> Markup:
 def _shown(match: re.Match[str]) -> str:
     character = match[0]
     is_visible = character.isprintable() and not INVISIBLE.match(character)
-    if match[1] or is_visible or unicodedata.category(character) == 'Zs':  # Zs: blanks
+    if match[1] or is_visible or unicodedata.category(character) == 'Zs':  # category Zs: blanks
         return character
     return _MARK.format(f'U+{ord(character):04X}')

@@ -20,23 +20,23 @@ class Run:
     """A run: settings, records, logs, results and labels."""
 
     def __init__(self, directory: str, files: run_files.CommandFiles) -> None:
-        """Read the run in `directory` (path or URL), with the `files` of its command."""
+        """Read the run in `directory`, a path or URL. files: names of the files of its command."""
         self.directory = directory
-        self.has_names = True  # whether labellers may be named
-        self.unreadable: dict[str, None] = {}  # damaged files, and missing parts of the report
+        self.has_names = True  # whether the report may name labellers
+        self.unreadable: dict[str, None] = {}  # damaged files and parts of the report
         self.trains_policy = files is run_files.POLICY
         hparams = policy_options.HParams if self.trains_policy else reward_options.CommandHParams
         self.settings = self.tried(files.settings, None, read_settings, hparams(), directory)
         self.policy: policy_options.HParams | None = self.settings and self.settings.policy
-        # Settings of the reward model that the run trained, if any
+        # These are the settings of the reward model that the run trained, if any.
         self.reward = self.settings and self.settings.new_reward_model
         given = self.policy and self.reward is None and self.policy.rewards.trained_model
-        # Run that trained the reward model: another run, if it can be read, or this one
+        # The trainer is the run that trained the reward model, if it can be read, or else this run.
         self.trainer = (given and self.tried('its reward model', None, read_run, given)) or self
         adaptive = self.policy and self.policy.rewards.adaptive_kl
         self.target = adaptive and adaptive.target  # target of the KL, in nats
         record = self.tried(run_files.RECORD, {}, run_record.read, directory)
-        self.training = record.get(files.command, {})  # see runs.run_record for its content
+        self.training = record.get(files.command, {})  # runs.run_record describes this record
         self.labels = run_record.labels(record)
         self.commands = run_record.commands(record)
         self.log = curves.read(directory, files.events)
@@ -47,9 +47,9 @@ class Run:
         self.evaluation = self.tried(
             run_files.RESULTS, {}, lambda: dict(storage.read_json(results))
         )
-        # {tracked query: answers, in the order of the steps}
+        # {tracked query: its answers, in the order of the training steps}
         self.samples = self.tried(run_files.SAMPLES, {}, _samples, directory)
-        # Folder of labels, a report on it, and people's comparisons of the policy with others
+        # `found`: the label folder, its report, and people's comparisons of the policy with others
         found = self.tried(run_files.LABELS, (None, {}, []), _labels, self)
         self.folder, self.label_report, self.comparisons = found
 
@@ -65,7 +65,7 @@ class Run:
 
     @property
     def rewards(self) -> dict[str, dict[str, Any]]:
-        """Results {reward: {point: numbers}} of evaluation or log, the run's own reward first."""
+        """Results of the evaluation, or else of the log, by reward and policy; own reward first."""
         kl, score = (self.curves.get(f'objective/{name}') for name in ('kl', 'score'))
         if self.evaluation or not (kl and score):
             return self.evaluation.get('rewards', {})
@@ -79,7 +79,7 @@ class Run:
 
 
 def read_run(path: str) -> Run | None:
-    """Return the run at `path`, or the run whose saved network is there; None without a run."""
+    """Return the run at `path`, or the run whose saved network is at `path`; None if no run is."""
     parent, _, last = path.rstrip('/').rpartition('/')
     directories = [path, parent or '.'] if run_files.is_network(last) else [path]
     for directory in directories:

@@ -1,1 +1,1 @@
-"""Where a reward comes from: known, function, classifier, head on hidden states, saved, new."""
+"""Rewards that a policy can learn from: functions, classifiers and models trained on labels."""

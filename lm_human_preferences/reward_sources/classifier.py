@@ -30,14 +30,14 @@ from lm_human_preferences.storage.schema import matches_schema
 from lm_human_preferences.utils.rendering import TemplateError, render
 
 BATCH = 16_384  # largest number of tokens in one forward pass
-# Replaces a missing padding token, without which transformers takes only one text at a time.
-# No token has this id, so the score is read at the last token of every text.
+# NO_TOKEN replaces a missing padding token, without which transformers takes one text at a time.
+# No token has the id NO_TOKEN, so the score is read at the last token of every text.
 NO_TOKEN = -1
 MODEL_CLASS = 'AutoModelForSequenceClassification'
-MOST_LABELS = 10_000  # a config with more labels is damaged
+MOST_LABELS = 10_000  # a config with more labels than this counts as damaged
 TYPES = 'token_type_ids'  # transformers' name for the input with segment numbers
-Tokens = list[tuple[int, int]]  # [(token id, segment type), ...]
-_AS_SAVED = {'sinusoidal_pos_embds': False}  # load position embeddings instead of computing them
+Tokens = list[tuple[int, int]]  # a text's tokens as [(token id, segment type), ...]
+_AS_SAVED = {'sinusoidal_pos_embds': False}  # position embeddings are loaded, not computed
 
 
 class Classifier(TextScorer):
@@ -74,7 +74,7 @@ class Classifier(TextScorer):
             for start in range(0, len(numbers), count):
                 part = numbers[start : start + count]
                 scores[part] = self._scores_of([rows[number] for number in part])
-        wrong = scores[~(scores.abs() <= LARGEST)]  # `not <=`, so that NaN counts, too
+        wrong = scores[~(scores.abs() <= LARGEST)]  # includes NaN, which is not <= LARGEST
         if len(wrong):
             raise UserError(
                 f'{self.name} gives the score {wrong[0].item():g}: a reward must be finite, of at'
@@ -137,7 +137,7 @@ class Classifier(TextScorer):
 
 
 def _class_of(config: Any, name: str | None, directory: str) -> int | None:
-    """Return the number of the class `name`; None if there is a single output; or UserError."""
+    """Return the index of the class `name`; None for a single output; UserError if neither fits."""
     names = [str(config.id2label.get(number)) for number in range(config.num_labels)]
     if len(names) == 1 and name is None:
         return None
@@ -145,8 +145,8 @@ def _class_of(config: Any, name: str | None, directory: str) -> int | None:
         return names.index(name)
     raise UserError(
         f'{directory} has the outputs {", ".join(names[:20])}: name the class whose log odds are'
-        f' the reward, by --rewards.class_name, or as {directory}#{names[-1]}; a single output is'
-        ' the reward, and needs no name'
+        f' the reward by --rewards.class_name or as {directory}#{names[-1]}, but name no class if'
+        ' there is a single output'
     )
 
 

@@ -36,7 +36,7 @@ from lm_human_preferences.utils import stop_signals
 
 SHOWN = 200  # number of characters shown of an exception's message
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-# Names that the first and second parameter must not have, as they would be in the wrong order.
+# The first parameter must not be named like responses, nor the second like queries.
 _OF_RESPONSES = ('responses', 'response', 'completions', 'completion')
 _OF_QUERIES = ('queries', 'query', 'prompts', 'prompt')
 _NO_NUMBERS = np.empty(0, dtype=object)
@@ -63,12 +63,12 @@ class FunctionScorer(TextScorer):
         queries = [each.query for each in texts]
         responses = [each.response for each in texts]
         columns = self._columns(texts)
-        with self._reported(' raised'), torch.no_grad(), _apart():
+        with self._reported('raised'), torch.no_grad(), _apart():
             returned = self._function(queries, responses, **columns)
         try:
             return _scores_and_parts(returned, len(texts))
         except UserError as e:
-            raise self._error(f' {e}') from e
+            raise UserError(f'reward function {self.name}: {e}') from e
 
     def _columns(self, texts: Sequence[Texts]) -> dict[str, list[Any]]:
         """Return {column: [value for each text]} for the columns that the function takes."""
@@ -78,27 +78,27 @@ class FunctionScorer(TextScorer):
         names = {each.name for each in asked}
         for each in asked:
             if each.name not in there and each.default is each.empty and each.kind in _NAMED:
-                raise self._error(
-                    f' takes {each.name}, but the queries have no column of that name'
+                raise UserError(
+                    f'reward function {self.name} takes {each.name}, but the queries have no column'
+                    ' of that name'
                 )
         wanted = [name for name in there if takes_all or name in names]
         return {name: [each.columns.get(name) for each in texts] for name in wanted}
 
-    def _error(self, what: str) -> UserError:
-        return UserError(f'reward function {self.name}{what}')
-
     def _loaded(self, source: Source) -> Callable[[list[str], list[str]], Any]:
         module = types.ModuleType(f'reward_function_{next(_numbers)}_{source.digest[:12]}')
         module.__file__ = self._path
-        sys.modules[module.__name__] = module  # dataclasses and pickle look modules up there
+        sys.modules[module.__name__] = module  # dataclasses and pickle look modules up by name
         _let_children_import(module.__name__, source.text, self._path)
-        with self._reported(': the file cannot be run:'):
+        with self._reported('cannot be loaded, as its file raised'):
             code = compile(source.text, self._path, 'exec')
             with _apart():
                 exec(code, module.__dict__)
         function = module.__dict__.get(self._name_in_file)
         if not callable(function):
-            raise self._error(f': the file has no function {self._name_in_file}')
+            raise UserError(
+                f'reward function {self.name}: the file has no function {self._name_in_file}'
+            )
         try:
             signature = inspect.signature(function)
             self._parameters = list(signature.parameters.values())
@@ -106,10 +106,11 @@ class FunctionScorer(TextScorer):
             signature.bind([], [], **dict.fromkeys(named))
             for parameter, others in zip(self._parameters, (_OF_RESPONSES, _OF_QUERIES)):
                 if parameter.name in others:
-                    raise TypeError(f'its parameter {parameter.name} is in another place')
+                    raise TypeError(f'the parameter {parameter.name} is in the wrong place')
         except (TypeError, ValueError) as e:
-            raise self._error(
-                f' must take two lists of texts, queries and responses, in this order: {e}'
+            raise UserError(
+                f'reward function {self.name} must take two lists of texts, queries and responses,'
+                f' in this order: {e}'
             ) from e
         return function
 
@@ -121,9 +122,10 @@ class FunctionScorer(TextScorer):
         except KeyboardInterrupt:
             raise
         except BaseException as e:  # sys.exit(), asyncio and some timeouts raise no Exception
-            raise self._error(f'{problem} {self._told(e)}') from e
+            exception = self._in_one_line(e)
+            raise UserError(f'reward function {self.name} {problem} {exception}') from e
 
-    def _told(self, error: BaseException) -> str:
+    def _in_one_line(self, error: BaseException) -> str:
         """Return an exception as one line, with the last line number in the user's file."""
         message = ' '.join(str(error).split())
         told = f'{type(error).__name__}: {message:.{SHOWN}}' if message else type(error).__name__
@@ -138,7 +140,7 @@ class FunctionScorer(TextScorer):
 
 
 def _scores_and_parts(returned: Any, count: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Convert a function's result to scores and {component: numbers}; or UserError."""
+    """Convert a reward function's result to scores and {component: numbers}; UserError if wrong."""
     parts: dict[Any, Any] = {}
     if isinstance(returned, dict):
         parts = dict(returned)
@@ -150,24 +152,25 @@ def _scores_and_parts(returned: Any, count: int) -> tuple[torch.Tensor, dict[str
         try:
             numbers[str(name)] = _as_scores(values, count)
         except UserError as e:
-            raise UserError(f'{e}, also as its part {name!r:.80}') from e
+            raise UserError(f'the component {name!r:.80} of the reward is wrong: {e}') from e
     if returned is None and numbers:
         return torch.stack(list(numbers.values())).sum(0), numbers
     return _as_scores(returned, count), numbers
 
 
 def _as_scores(returned: Any, count: int) -> torch.Tensor:
-    """Convert a function's result to float32 (count,); UserError unless all are finite numbers."""
+    """Convert a reward function's result to float32 (count,); UserError unless all are finite."""
     values = _as_array(returned)
     if values.dtype.kind not in 'biuf':
-        raise UserError(f'returned {reprlib.repr(returned):.60}, not a number for each response')
+        shown = reprlib.repr(returned)
+        raise UserError(f'the function returned {shown:.60}, not a number for each response')
     if values.shape != (count,):
-        raise UserError(f'returned {values.shape} numbers, but must return ({count},)')
-    wrong = np.flatnonzero(~(np.abs(values.astype(np.float64)) <= LARGEST))  # includes NaN
+        raise UserError(f'the function returned {values.shape} numbers, but must return ({count},)')
+    wrong = np.flatnonzero(~(np.abs(values.astype(np.float64)) <= LARGEST))  # NaN is wrong, too
     if len(wrong):
         raise UserError(
-            f'returned {values[wrong[0]]} for response {wrong[0]} of {count}: a reward must be'
-            f' finite, of at most {LARGEST:g} in size'
+            f'the function returned {values[wrong[0]]} for response {wrong[0]} of {count}: a reward'
+            f' must be finite, of at most {LARGEST:g} in size'
         )
     return torch.from_numpy(values.astype(np.float32))
 
@@ -178,7 +181,7 @@ def _as_array(returned: Any) -> np.ndarray:
         if isinstance(returned, torch.Tensor):
             return returned.detach().cpu().double().numpy()
         if isinstance(returned, (list, tuple)):
-            # Items may be tensors on any device. Check types, as numpy makes text of mixed items.
+            # Types are checked once tensors are numbers, as numpy would turn mixed items into text.
             returned = [value.item() if hasattr(value, 'item') else value for value in returned]
             if not all(isinstance(value, (int, float)) for value in returned):
                 return _NO_NUMBERS
@@ -211,7 +214,7 @@ def _apart() -> Iterator[None]:
 
 
 def _let_children_import(name: str, text: str, path: str) -> None:
-    """Write the file as a module into sys.path, so that spawned processes can import it."""
+    """Write a function's file as a module into sys.path, for spawned processes to import it."""
     module = f'__file__ = {path!r}\nexec(compile({text!r}, __file__, "exec"))\n'
     folder = _folder_of_modules()
     pathlib.Path(folder, f'{name}.py').write_text(module, encoding='utf-8')
@@ -227,4 +230,4 @@ def _folder_of_modules() -> str:
     return folder.name
 
 
-_numbers = itertools.count()  # each run of a file gets a module name of its own, for pickle
+_numbers = itertools.count()  # each load of a function's file gets its own module name, for pickle

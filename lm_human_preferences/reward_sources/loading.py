@@ -59,8 +59,8 @@ def text_scorer(name: str, *, chat: bool, may_be_code: bool = False) -> TextScor
     copy = os.path.join(name, run_files.FUNCTION)
     if not storage.is_remote(name) and os.path.exists(copy):
         raise UserError(
-            f'{name} learned from a function, and code runs only where a command names it: give'
-            f' FILE.py:FUNCTION in place of the run (it keeps a copy to read, {copy})'
+            f'{name} learned from a reward function, and its code runs only where a command names'
+            f' it: give FILE.py:FUNCTION in place of the run (a copy of the code is in {copy})'
         )
     return None
 
@@ -98,7 +98,7 @@ def load_reward_model(
 def load_learned(
     name: str, encoding: Encoding, members: int | None = None, base: TrainedModel | None = None
 ) -> LearnedReward:
-    """Return the mean of the reward models at `name`, a directory or 'test'; or the head there."""
+    """Return the reward model, ensemble or head in the directory `name`; 'test': a random one."""
     if name != 'test' and is_head(directory := reward_model_dir(name)):
         reward = checked(directory, *load(directory))
         check_encoding(directory, reward.reference.trained_model.encoding.name, encoding)
@@ -117,7 +117,8 @@ def saved_model(run: str) -> TrainedModel:
         saved.encoding.get_encoder()
         return saved
     except OptionError as e:
-        raise UserError(e.text) from e
+        message = e.text
+        raise UserError(message) from e
 
 
 def load_saved(saved: TrainedModel) -> LearnedReward:
@@ -135,7 +136,7 @@ def give_columns(reward: TextReward, task: lm_tasks.TaskHParams) -> None:
 def give_more_columns(
     reward: ScoringModel | None, queries: Iterable[tuple[Sequence[int], Query]]
 ) -> None:
-    """Pass columns of more (tokens, query) pairs to the reward function, if it asks for columns."""
+    """Add the columns of further queries to a reward function's columns, if it asks for any."""
     if isinstance(reward, TextReward) and reward.scorer.asks_for_columns:
         pairs = [pair for pair in queries if pair[1].columns]
         reward.columns = {**reward.columns, **lm_tasks.columns_by_tokens(pairs)}

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from lm_human_preferences.language.trained_models import TrainedModel
     from lm_human_preferences.policy import Policy
 
-KNOWN = 'mock'  # --rewards.trained_model mock: the exactly known reward of film reviews
-RANDOM = 'test'  # --rewards.trained_model test: a random network, which the run saves
+KNOWN = 'mock'  # value of --rewards.trained_model for the known reward of film reviews
+RANDOM = 'test'  # value of --rewards.trained_model for a random network, which the run saves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class RewardSource:
     pessimism: deviations by which a head lowers scores.
     """
 
-    role: ClassVar[str] = ''  # field of Networks for the reward's networks; '' if it needs none
+    role: ClassVar[str] = ''  # field of Networks for the reward's networks; '' if there are none
 
     name: str  # name of a directory, function or model, as the user gave it
     task: lm_tasks.TaskHParams
@@ -67,7 +67,7 @@ class RewardSource:
         return self
 
     def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
-        """Return the reward model of a training, before rank 0 broadcasts its weights.
+        """Return the reward model for a training, whose weights rank 0 broadcasts afterwards.
 
         reference: the policy that never learns; the reward may be a head on its hidden states.
         """
@@ -107,12 +107,12 @@ class RewardSource:
         return None  # a model that is yet to be trained is checked with its labels
 
     def label_source(self) -> str | None:
-        """Return the source of labels whose queries can replace a lost data set, or None."""
+        """Return the label file whose queries can replace the texts of a lost data set, or None."""
         return self.labels
 
 
 class KnownSource(RewardSource):
-    """The exactly known reward of film reviews."""
+    """Source of the known reward: log odds, computed exactly, that a film review is positive."""
 
     def check(self, encoding: Encoding | None) -> None:
         if encoding is not None:
@@ -126,7 +126,7 @@ class FunctionSource(RewardSource):
     code: reward_function.Source | None = None
 
     def pinned(self, comm: Comm) -> Self:
-        """Return this source with the code that rank 0 reads."""
+        """Return this source with the reward function's code, which rank 0 reads for all ranks."""
         text = reward_function.read(self.name).text if comm.rank == 0 else ''
         text = comm.all_gather_object(text)[0]
         return dataclasses.replace(self, code=reward_function.Source(self.name, text))
@@ -134,7 +134,7 @@ class FunctionSource(RewardSource):
     def _loaded(
         self, name: str, encoding: Encoding, base: TrainedModel | None = None
     ) -> loading.FrozenRewardModel:
-        """Return the reward that the code computes."""
+        """Return the reward that the user's function computes."""
         assert self.code is not None, 'see pinned'
         reward = TextReward(FunctionScorer(self.code), encoding, chat=self.task.chat)
         loading.give_columns(reward, self.task)
@@ -149,7 +149,7 @@ class ClassifierSource(RewardSource):
     """A sequence classifier of transformers. name: DIRECTORY, or DIRECTORY#CLASS_NAME."""
 
     def elsewhere(self) -> list[str]:
-        """Return the option of a classifier whose config or weights are not on this machine."""
+        """Return the option that names a classifier if its config or weights are missing here."""
         directory, _ = loading.split_class(self.name)
         path = storage.model_path(directory) or directory
         is_there = storage.is_here(path) and (not storage.is_hub(path) or weights.are_here(path))
@@ -165,7 +165,7 @@ class SavedSource(RewardSource):
     role = 'frozen'
 
     def place_in(self, save_dir: str) -> str:
-        """Return the model's directory; if it is gone or random, its copy in the checkpoints."""
+        """Return the model's directory, or the run's copy of a model that is missing or random."""
         is_there = storage.is_remote(self.name) or os.path.exists(self.name)
         if is_there and self.name != RANDOM:
             return self.name
@@ -184,7 +184,7 @@ class SavedSource(RewardSource):
         return 1 if self.name == RANDOM else rewards.recorded_members(self.name)
 
     def label_source(self) -> str | None:
-        """Return the reward model's source of labels if their queries replace the data set."""
+        """Return the reward model's labels if their queries may replace a lost data set."""
         if not registry.info(self.task.query_dataset).labels_stand_in:
             return None
         settings = run_settings.reward_settings_of(self.name)
@@ -216,8 +216,8 @@ class _OnReference(RewardSource):
     role = ''
 
     def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
-        """Return the head, which rank 0 reads, on the hidden states of `reference`."""
-        if reference.trained_model.is_random:  # ranks have drawn different weights
+        """Return the reward by a saved head, which rank 0 reads, and by states of `reference`."""
+        if reference.trained_model.is_random:  # each rank has drawn weights of its own
             comm.broadcast_(reference.get_params())
 
         def read() -> tuple[str, dict[str, torch.Tensor], dict[str, Any]]:
@@ -269,7 +269,7 @@ class OnlineSource(NewSource):
 
 
 def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
-    """Return the source of the reward of a run of train_policy with these settings.
+    """Return where the reward comes from in a run of train_policy with these settings.
 
     ask: False for a dry run, which assumes that a hub model it does not have is a reward model.
     UserError for options of an ensemble or a head if the reward is neither.
@@ -290,11 +290,11 @@ def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
 
 
 def _source_of(settings: HParams, ask: bool) -> tuple[RewardSource, bool]:
-    """Return the source of a reward, and whether its files are here to tell what it is."""
+    """Return the source of a reward, and whether its kind is certain rather than assumed."""
     given, task, members = settings.rewards, settings.task, settings.rewards.members
     new_model = settings.new_reward_model
     if new_model is not None:
-        # `name` is the staging directory if the run is uploaded.
+        # A run that is uploaded trains its reward model in a staging directory.
         name, labels = storage.staging_dir(given.trained_model or ''), new_model.labels.source
         if new_model.is_head:
             kind = NewHeadSource if given.online is None else OnlineHeadSource
@@ -303,7 +303,7 @@ def _source_of(settings: HParams, ask: bool) -> tuple[RewardSource, bool]:
         return kind(name, task, members, labels, given.deviations), True
     if given.function is not None:
         return FunctionSource(given.function, task, members), True
-    if given.trained_model in (None, KNOWN):  # None if the settings only describe a task
+    if given.trained_model in (None, KNOWN):  # None in settings that only describe a task
         return KnownSource(KNOWN, task, members), True
     name, directory = given.given_name, given.trained_model
     may_look = ask or _is_here(directory)

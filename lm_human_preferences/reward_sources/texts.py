@@ -14,7 +14,7 @@ LARGEST = 1e15  # largest score, so that sums of squares over a batch are finite
 
 
 class Texts(NamedTuple):
-    """Query and response as texts. whole: both as one text. columns: the query's other fields."""
+    """Query and response as texts, alone and joined, with other fields of the query's record."""
 
     query: str
     response: str
@@ -30,7 +30,7 @@ def joined(query: str, response: str, columns: Mapping[str, Any] = MappingProxyT
 
 
 class TextScorer(Protocol):
-    """Interface of rewards that read texts. asks_for_columns: whether they read other columns."""
+    """Interface of rewards that read texts. asks_for_columns: whether they read other fields."""
 
     asks_for_columns: bool = False
 

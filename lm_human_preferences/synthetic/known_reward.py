@@ -20,9 +20,9 @@ from lm_human_preferences.training.optimizer import LBFGS
 from lm_human_preferences.utils.core import one_thread
 
 N_REVIEWS = 16384  # number of labelled reviews that the classifier is fitted to
-L2_PENALTY = 0.1  # factor of the squared weights, divided by the number of reviews
+L2_PENALTY = 0.1  # factor of the L2 penalty: sum of squared weights / number of reviews
 QUERIES = 'reviews'  # data set whose texts the known reward can score
-CHECKPOINT = 'model.ckpt'  # name of the weights in the cache directory
+CHECKPOINT = 'model.ckpt'  # file of the known reward's weights in its cache directory
 
 
 def can_judge(encoding: encodings.Encoding) -> bool:
@@ -70,7 +70,7 @@ def _log_odds(weights: torch.Tensor, tokens: torch.Tensor, padding_token: int) -
     """
     n = weights.shape[1]
     order = (tokens == padding_token).int().argsort(dim=1, stable=True)
-    tokens = tokens.gather(1, order)  # moves padding to the end
+    tokens = tokens.gather(1, order)  # this moves padding to the end
     total = torch.zeros(len(tokens), dtype=weights.dtype, device=weights.device)
     for distance in range(len(weights)):
         earlier = tokens[:, : tokens.shape[1] - distance]
@@ -83,7 +83,7 @@ def _log_odds(weights: torch.Tensor, tokens: torch.Tensor, padding_token: int) -
 
 @functools.cache
 def _weights() -> torch.Tensor:
-    """Return weights for `_log_odds` from the cache; if that cannot be written, fit them."""
+    """Return the known reward's weights from the cache; if no cache can be written, fit them."""
 
     def create(path: str) -> None:
         checkpoints.save(path, CHECKPOINT, {'weights': _fit()})
@@ -97,7 +97,7 @@ def _weights() -> torch.Tensor:
 
 
 def _fit() -> torch.Tensor:
-    """Fit weights for `_log_odds` to labelled reviews; the result is the same each time."""
+    """Fit the known reward's weights to labelled reviews; the result is the same each time."""
     encoder = encodings.Reviews.get_encoder()
     labelled = itertools.islice(reviews.labelled_reviews('train'), N_REVIEWS)
     texts, positive_shares = zip(*labelled, strict=True)

@@ -299,7 +299,7 @@ def test_published_labels_that_cannot_be_had_name_their_mirror(server, path, mir
     server.stop()
     with pytest.raises(UserError) as caught:
         training_data.load_labels(label_hparams(path), encodings.Main)
-    told = '; or give its mirror hf://datasets/vwxyzjn/lm-human-preferences/'
+    told = '; or give the mirror hf://datasets/vwxyzjn/lm-human-preferences/'
     assert ('hf://' in str(caught.value)) == (mirror is not None)
     assert mirror is None or told + mirror in str(caught.value)
 

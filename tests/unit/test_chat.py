@@ -64,7 +64,7 @@ def test_dialogues_are_texts_that_people_read():
 def test_messages_that_a_text_cannot_tell_apart_are_refused(tmp_path, dialogue):
     path = tmp_path / 'x.jsonl'
     path.write_text(f'"a"\n{json.dumps(dialogue)}\n')
-    told = '(these messages cannot be told apart|a message has the role .critic., which is not one)'
+    told = '(the messages of the query cannot be|a message has the role .critic., which is not one)'
     with pytest.raises(UserError, match=rf'^{path}, line 2: {told}'):
         jsonl.read_jsonl(str(path))
 

@@ -372,11 +372,11 @@ def test_files_that_were_not_written_here_are_damaged(saved):
 @pytest.mark.parametrize(
     'tensors, more, told',
     [
-        ({'weight': lambda weight: weight * math.nan}, {}, 'weight must hold finite'),
-        ({'known': lambda known: known[:, 1:]}, {}, 'known has the wrong shape'),
-        ({'scale': torch.zeros_like}, {}, 'scale, doubt or usual has a number that'),
-        ({'doubt': torch.neg}, {}, 'scale, doubt or usual has a number that'),
-        ({}, {'probe': [[0.5]]}, 'its about has no initial_model, task, probe that fit'),
+        ({'weight': lambda weight: weight * math.nan}, {}, 'the tensor weight must hold finite'),
+        ({'known': lambda known: known[:, 1:]}, {}, 'the tensor known has the wrong shape'),
+        ({'scale': torch.zeros_like}, {}, 'the scale must be positive'),
+        ({'doubt': torch.neg}, {}, 'the scale must be positive'),
+        ({}, {'probe': [[0.5]]}, 'the metadata of the head must have a valid initial_model, task'),
         ({}, {'task': {'policy': 5}}, '--query_length must be given'),
     ],
 )

@@ -104,5 +104,5 @@ def test_a_dataset_lists_itself_as_in_the_original(monkeypatch):
     assert sampler()['tokens'].tolist() == [[0, 1, 2], [3, 4, encoder.padding_token]]
     assert registry.choices().endswith('reviews, mine')
     for name in ('mine', 'books'):
-        with pytest.raises(ValueError, match=f"there is a data set '{name}' already"):
+        with pytest.raises(ValueError, match=f"a data set named '{name}' is registered already"):
             datasets.Dataset(name, generator=mine)

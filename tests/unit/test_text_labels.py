@@ -119,7 +119,7 @@ def test_a_query_may_have_the_names_that_people_use(name):
         ({**IN_MESSAGES, 'prompt': 'Who?'}, "another query than the field 'prompt'"),
         (
             {'prompt': [SYSTEM, {**USER, 'content': 'a\n\nassistant: b'}], **ANSWERS},
-            'these messages cannot be told apart as a text',
+            'the messages of the query cannot be joined',
         ),
         ({'chosen': [USER, GOOD], 'rejected': [USER, GOOD, USER]}, 'ends with a turn of the user'),
         ({'prompt': 'a', 'chosen': [{**GOOD, 'role': 'bot'}], 'rejected': [BAD]}, "role 'bot'"),

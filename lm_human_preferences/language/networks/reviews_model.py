@@ -35,7 +35,7 @@ SEED = 0
 
 def directory() -> str:
     """Return the model's directory in the cache; if it is missing, train the model first."""
-    # The modules that the weights depend on: texts, network and training
+    # The weights depend on these modules for texts, network and training.
     texts = [sys.modules[__name__], reviews]
     network = [model, network_module, attention, gpt2_files]
     training = [optimizer, precision, core]
@@ -61,10 +61,9 @@ def train(own_sizes: model.HParams, steps: int = STEPS) -> model.Model:
     """Train and return a `Model` on `steps` batches of reviews; the result is always the same."""
     encoder = encodings.Reviews.get_encoder()
     texts = as_batch(encoder, itertools.islice(reviews.generator('train'), N_REVIEWS))
-    # Threads and precision change the last digits of the weights.
-    # They must not depend on which command happens to need the model first.
+    # One thread and plain precision make the weights the same, whichever command trains the model.
     with core.one_thread(), precision.plain(), torch.random.fork_rng(devices=[]):
-        # Seed only the CPU's generator: the run that needs this model draws from the GPU's later.
+        # Only the CPU's generator is seeded, as a run that needs this model draws from the GPU's.
         torch.default_generator.manual_seed(SEED)
         network = model.Model(own_sizes).initialize()
         adam = optimizer.Adam(dict(network.named_parameters()), comm=Comm())
@@ -108,7 +107,7 @@ def computed_once(
     with filelock.FileLock(f'{path}.lock'):  # the kernel releases the lock of a dead process
         if not os.path.exists(path):
             part = f'{path}.part'
-            shutil.rmtree(part, ignore_errors=True)  # a killed process may have left it
+            shutil.rmtree(part, ignore_errors=True)  # a killed process may have left a part
             os.mkdir(part)
             create(part)
             os.rename(part, path)

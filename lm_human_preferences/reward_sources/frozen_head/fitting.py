@@ -19,7 +19,7 @@ from lm_human_preferences.reward_sources.frozen_head.posterior import (
 from lm_human_preferences.utils import student
 
 FOLDS = 10
-# Precisions of the prior to try. The strongest comes first: a fit starts from the one before it.
+# Precisions of the prior to try, the strongest first, as each fit starts from the one before it.
 STRENGTHS = (30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)
 SEED = 0
 
@@ -140,10 +140,10 @@ def _gains(problem: Problem, scores: torch.Tensor, guesses: torch.Tensor) -> tor
 
 
 def _prediction(problem: Problem, scores: torch.Tensor, guesses: torch.Tensor) -> Prediction | None:
-    """Return the accuracy on labels without ties, after subtracting each fold's guess from scores.
+    """Return the accuracy of cross-validated scores on labels without ties; None if all are ties.
 
-    A fold's guess is made from the other folds, so it is low where the left-out labels are high;
-    without subtracting it, scores and labels would correlate negatively.
+    The guess for each fold is subtracted. It is made from the other folds, so it is low where the
+    left-out labels are high: without subtraction, scores and labels would correlate negatively.
     """
     label_type, labels = problem.label_type, dict(problem.labels)
     if label_type.is_numeric:

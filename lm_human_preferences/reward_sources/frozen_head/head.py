@@ -17,9 +17,9 @@ from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.runs.run_files import FROZEN_HEAD
 from lm_human_preferences.storage.schema import matches_schema
 
-ABOUT = 'about'  # key in the file's metadata for the head's model and task, as JSON
-DIGEST = 'sha256'  # key of the checksum in the JSON of ABOUT
-# Errors that a damaged head file may cause
+ABOUT = 'about'  # metadata key of the JSON about a head's model and task
+DIGEST = 'sha256'  # key of a head's checksum in the JSON of its metadata
+# Reading a damaged head file may raise any of these errors.
 WRONG = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 # Hidden states are read at these fractions of the model's depth, chosen in docs/real-run.md.
 MIDDLE, LATE = 0.6, 0.9
@@ -69,11 +69,11 @@ class Head:
         return Head(**{name: each.to(device, torch.float32) for name, each in vars(self).items()})
 
     def save(self, directory: str, about: Mapping[str, Any]) -> None:
-        """Write the head's file into `directory`. about: see ABOUT."""
+        """Write the head's file into `directory`. about: record of its model and task."""
         from safetensors.torch import save
 
         tensors = {name: each.float().contiguous() for name, each in vars(self).items()}
-        # Only one metadata entry, as safetensors writes several in an arbitrary order.
+        # Only one metadata entry is written, as safetensors orders several entries arbitrarily.
         text = json.dumps({**about, DIGEST: _digest(tensors, about)})
         storage.write_bytes(storage.join(directory, FROZEN_HEAD), save(tensors, {ABOUT: text}))
 
@@ -87,7 +87,7 @@ def _digest(tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> st
 
 
 def unfitted(features: torch.Tensor) -> Head:
-    """Return a head with weight 0 that standardises features like `features (responses, n)`.
+    """Return a head of weight 0 with the mean and the scale of `features (responses, n)`.
 
     Its scale gives a typical z the norm 1.
     """
@@ -125,20 +125,20 @@ def pooled(states: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
 
 
 def load(directory: str) -> tuple[Head, dict[str, Any]]:
-    """Return the head saved in a directory and its `about`, see ABOUT; UserError if damaged."""
+    """Return the head saved in a directory, and its model and task; UserError if damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
         path = storage.cached_path(storage.join(directory, FROZEN_HEAD))
     except storage.NotFound as e:
-        raise UserError(f'{e}: restore it, or train the head again') from e
+        raise UserError(f'{e}: restore the file of the head, or train the head again') from e
     names = [field.name for field in dataclasses.fields(Head)]
     try:
         with safe_open(path, 'pt') as file:
             about = json.loads(file.metadata()[ABOUT])
             head = Head(**{name: file.get_tensor(name) for name in names})
         if about.pop(DIGEST) != _digest(vars(head), about):
-            raise ValueError('its checksum does not match')
+            raise ValueError('the checksum of the head does not match')
         _check(head, about)
     except (SafetensorError, *WRONG) as e:
         raise UserError(f'{os.path.join(directory, FROZEN_HEAD)} is damaged: {e}') from e
@@ -158,13 +158,13 @@ def _check(head: Head, about: Mapping[str, Any]) -> None:
     width = head.mean.shape
     kinds = {'initial_model': str, 'task': dict, 'probe': (float,) * head.mean.numel()}
     if not matches_schema(about, kinds):
-        raise ValueError(f'its {ABOUT} has no {", ".join(kinds)} that fit')
+        raise ValueError(f'the metadata of the head must have a valid {", ".join(kinds)}')
     task_of(about)
     for name, tensor in vars(head).items():
         shape = tensor.shape[1:] if name == 'known' else tensor.shape
         if len(width) != 1 or shape != (() if name in ('bias', 'doubt', 'usual') else width):
-            raise ValueError(f'{name} has the wrong shape {tuple(tensor.shape)}')
+            raise ValueError(f'the tensor {name} has the wrong shape {tuple(tensor.shape)}')
         if tensor.dtype != torch.float32 or not tensor.isfinite().all():
-            raise ValueError(f'{name} must hold finite float32 numbers')
+            raise ValueError(f'the tensor {name} must hold finite float32 numbers')
     if (head.scale <= 0).any() or head.doubt < 0 or head.usual < 0:
-        raise ValueError('scale, doubt or usual has a number that is too small')
+        raise ValueError('the scale must be positive, and the deviations not negative')

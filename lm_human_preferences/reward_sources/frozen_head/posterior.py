@@ -11,10 +11,10 @@ from lm_human_preferences.training.optimizer import LBFGS
 
 Labels = dict[str, torch.Tensor]
 MOST_ITERATIONS = 1000
-SMALLEST_GRADIENT = 1e-6  # L-BFGS stops below this gradient, in nats per unit of a weight
-SMALLEST_CHANGE = 1e-10  # L-BFGS stops if the loss changes by less, in nats
-ALL_EQUAL = 1e-6  # labels count as equal if their deviation / largest magnitude is at most this
-LEAST_KNOWN = 1e-9  # directions are dropped if labels reduce their prior variance by less
+SMALLEST_GRADIENT = 1e-6  # gradient, in nats per unit of a weight, below which L-BFGS stops
+SMALLEST_CHANGE = 1e-10  # change of the loss, in nats, below which L-BFGS stops
+ALL_EQUAL = 1e-6  # ratio of deviation to largest magnitude up to which labels count as equal
+LEAST_KNOWN = 1e-9  # relative reduction of the prior variance below which a direction is dropped
 
 
 def standardized(labels: Labels, label_type: LabelType) -> tuple[Labels, float, float]:
@@ -50,12 +50,12 @@ class Problem(NamedTuple):
         return self._replace(features=self.features[chosen], labels=labels)
 
     def surprise(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return the labels' negative log-likelihood given `scores (labels, n)`, but a constant."""
+        """Return the labels' negative log-likelihood by `scores (labels, n)`, up to a constant."""
         mean = self.label_type.loss_of(scores, self.labels)['loss']
         return (0.5 if self.label_type.is_numeric else 1.0) * len(scores) * mean
 
     def surprises(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return the `surprise` of each label alone: (labels,)."""
+        """Return the negative log-likelihood of each label (labels,), up to a constant."""
         rows = torch.arange(len(scores)).split(1)
         return torch.stack([self.rows(row).surprise(scores[row]) for row in rows])
 
@@ -99,10 +99,10 @@ def fit(
 
 
 def posterior(problem: Problem, strength: float) -> dict[str, torch.Tensor]:
-    """Return {field of Head: values} of the most probable head: weight, bias, known and doubt.
+    """Return the most probable head and its uncertainty, as values of the fields of Head.
 
     strength: precision of the prior; for numeric labels, multiplied by the variance of their noise,
-    which is estimated here.
+    which is estimated here. The fields are weight, bias, known and doubt.
     """
     weight, bias = fit(problem, strength)
     scores = problem.features @ weight + bias
@@ -118,7 +118,7 @@ def posterior(problem: Problem, strength: float) -> dict[str, torch.Tensor]:
     known = directions[is_known] * fraction[is_known].sqrt().unsqueeze(1)
     variance = 1 / strength
     if problem.label_type.is_numeric:
-        free = len(scores) - (scores.shape[1] == 1)  # ratings fit a bias: one degree of freedom
+        free = len(scores) - (scores.shape[1] == 1)  # a bias for ratings uses a degree of freedom
         left = 2 * problem.surprise(scores) + strength * weight.square().sum()
         variance *= left.item() / max(free, 1)
     doubt = torch.tensor(variance**0.5)
@@ -126,7 +126,7 @@ def posterior(problem: Problem, strength: float) -> dict[str, torch.Tensor]:
 
 
 def _curvature(problem: Problem, scores: torch.Tensor) -> torch.Tensor:
-    """Return second derivatives (labels, n, n) of each label's surprise by its own scores."""
+    """Return second derivatives (labels, n, n) of each label's loss with respect to its scores."""
     scores = scores.detach().requires_grad_()
     (gradient,) = torch.autograd.grad(problem.surprise(scores), scores, create_graph=True)
     rows = []

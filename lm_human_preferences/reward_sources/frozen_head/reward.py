@@ -21,8 +21,8 @@ from lm_human_preferences.reward_sources.frozen_head.head import (
 )
 from lm_human_preferences.runs.run_files import POLICY
 
-PROBED = 4  # tokens in the query and in the response of the probe that identifies a model
-MOST_DIFFERENCE = 0.1  # a larger difference of probes, in standard deviations: another model
+PROBED = 4  # number of tokens in a query and in a response whose features identify a model
+MOST_DIFFERENCE = 0.1  # largest difference of features, in deviations, within one model
 
 
 class FrozenReward:
@@ -57,7 +57,7 @@ class FrozenReward:
         return scores - self.pessimism * (spread - self.head.usual), {'score_std': spread}
 
     def get_rewards(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
-        """Return rewards (batch[, n]); see score_and_stats."""
+        """Return rewards (batch[, n]) without their standard deviations."""
         return self.score_and_stats(queries, responses)[0]
 
     score = get_rewards
@@ -81,7 +81,7 @@ def features_of(
     if states is None:
         count = len(rows) // len(queries)
         blocks = blocks_of(reference.model.sizes.n_layer)
-        # Of an empty response, only the state before its first token is read: put in any token.
+        # An empty response gets an arbitrary token, as only the state before this token is read.
         rows = rows.clone()
         rows[~real.any(1), 0] = 0
         repeated = queries.repeat_interleave(count, 0)
@@ -102,10 +102,10 @@ def checked(
     reference: Policy | None = None,
     pessimism: float = 0.0,
 ) -> FrozenReward:
-    """Return the reward for a `head` that was loaded from `directory` with `about`.
+    """Return the reward by a loaded `head`; UserError if it was fitted to other hidden states.
 
+    directory, about: where the head was loaded from, and the record of its model and task.
     reference: initial policy of the run to be rewarded; None: the model the head was fitted on.
-    UserError if the reference's hidden states differ from those of the fit.
     """
     if reference is None:
         reference = _reference_of(directory, about)
@@ -113,14 +113,14 @@ def checked(
     difference = torch.inf
     if len(about['probe']) == len(here):
         deviations = head.scale / len(here) ** 0.5
-        # Clamp each difference: in bf16, a large, nearly constant feature may differ by far more.
+        # Differences are clamped: in bf16, a large, nearly constant feature may differ by far more.
         apart = ((torch.tensor(about['probe']) - here) / deviations).clamp(-1, 1)
         difference = apart.square().mean().sqrt().item()
-    if not difference <= MOST_DIFFERENCE:  # true for NaN, too
+    if not difference <= MOST_DIFFERENCE:  # this condition holds for NaN, too
         raise UserError(
-            f'{directory} is a head on hidden states of {about["initial_model"]} in its template,'
-            f' but the hidden states of {reference.trained_model.name} differ: train a reward model'
-            ' for this task'
+            f'{directory} is a head on hidden states of {about["initial_model"]}, but those of'
+            f' {reference.trained_model.name} differ, perhaps by the chat template: train a reward'
+            ' model for this task'
         )
     return FrozenReward(head, reference, pessimism)
 
