@@ -56,7 +56,7 @@ def _passages(url: str, labels: str) -> Sequence[str | list[int]]:
 
 @contextlib.contextmanager
 def mirror_named_on_failure(path: str) -> Iterator[None]:
-    """If the block cannot read the published label file `path`, name its mirror in the error."""
+    """Within the block, add a mirror to the error if the label file `path` cannot be read."""
     try:
         yield
     except storage.StorageError as e:

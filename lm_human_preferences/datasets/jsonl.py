@@ -14,7 +14,7 @@ TEST_SHARE = 10  # one text in every TEST_SHARE texts belongs to the test split
 
 
 class Query(NamedTuple):
-    """Query of a file: its place for error messages, its text, and other fields of its record."""
+    """Query in a file: its place (for error messages), its text, and its record's other fields."""
 
     where: str
     text: str
@@ -94,7 +94,7 @@ def part_of(path: str, mode: str) -> str:
 
 
 def file_of_test_part(path: str) -> str | None:
-    """Return the path of a file's test texts, such as my.test.csv for my.csv; None if missing."""
+    """Return the path of the test texts for a file (my.test.csv for my.csv); None if missing."""
     found = _test_path(path)
     return found if storage.exists(found) else None
 

@@ -23,7 +23,7 @@ SUBJECTS = {
     'music': 0.65,
     'cast': 0.55,
 }
-# Every query is one of these starts of a sentence, with a subject.
+# A query is one of these starts of a sentence, with a subject from SUBJECTS for {}.
 STARTS = (
     'the {} was',
     'the whole {} was',
@@ -94,7 +94,7 @@ def responses(liked: bool) -> Mapping[str, float]:
 def _extended(
     prefixes: dict[tuple[str, ...], float], part: str, liked: bool
 ) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Yield (words, probability) for each prefix, followed by each word of the class `part`."""
+    """Yield (words, probability) of each prefix of a response plus each word of class `part`."""
     pools = {
         'Degree': DEGREES,
         'Negation': NEGATIONS,

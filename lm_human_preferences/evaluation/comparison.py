@@ -11,7 +11,7 @@ from lm_human_preferences.evaluation.optimum import ROUNDING
 
 FEW_SAMPLES = 10  # fewest effective samples from which the best possible reward is estimated
 FEWEST_FOR_SHARE = 30  # fewest queries to estimate the fraction of the possible gain from samples
-MOST_REPEATS = 0.5  # largest fraction of equal samples that leaves the best possible reward known
+MOST_REPEATS = 0.5  # largest fraction of equal samples at which the best reward is estimated
 
 Points = dict[str, dict[str, torch.Tensor]]  # {compared policy: {statistic: values (queries,)}}
 
@@ -23,7 +23,7 @@ def compare(
     kl_coef: float | None,
     chooser: torch.Tensor | None = None,
 ) -> Points:
-    """Return rewards and KLs of the reference, the policy, best of n and the best possible policy.
+    """Return rewards and KLs of reference, policy, best-of-n sampling and the best possible policy.
 
     ref_logprobs, logprobs, scores (queries, responses): log-probabilities by the reference and the
     policy, and rewards. kl_coef: coefficient that defines the optimum; None to leave it out.

@@ -22,7 +22,7 @@ from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.logging import progress
 
 MOST_RESPONSES = 300_000  # maximum number of possible responses to enumerate; if more, sample
-MOST_TEXTS = 16_384  # maximum number of responses to enumerate for rewards that read texts: slow
+MOST_TEXTS = 16_384  # maximum number of responses to enumerate for slow rewards that read texts
 QUERIES = 64  # default number of queries from an endless data set
 DRAWS = 2048  # number of draws from a finite data set after which every query has occurred
 
@@ -212,9 +212,9 @@ def can_enumerate(models: Models) -> bool:
 def measure(
     models: Models, queries: torch.Tensor, kl_coef: float | None, samples: int, batch_size: int
 ) -> dict[str, Any]:
-    """Return results on `queries (queries, query_length)` for JSON; exact if can_enumerate.
+    """Return the results of an evaluation on `queries (queries, query_length)`, for JSON.
 
-    samples: number of responses to sample from each model to each query, if not exact.
+    samples: number of responses to sample from each model to each query, unless can_enumerate.
     """
     exact = can_enumerate(models)
     if exact:

@@ -1,4 +1,4 @@
-"""Highest reward that a policy can have at a given KL, and best of n.
+"""Highest reward that a policy can have at a given KL, and best-of-n sampling.
 
 The optimal policies are pi*(y|x) = rho(y|x) exp(r(x, y) / beta) / Z(x), one for each beta. They are
 the frontier of the paper's figure 3 (section 3.1.1): no policy with the same mean KL has a higher
@@ -103,7 +103,7 @@ def frontier_at(
             inverse = newton
         else:  # bisection, or doubling until an upper bound is known
             inverse = min((low + high) / 2, 2 * inverse)
-    return mean + missing / inverse, 1 / inverse  # the slope of the frontier is beta
+    return mean + missing / inverse, 1 / inverse  # beta is the slope of the best reward by KL
 
 
 def best_of_n(

@@ -57,7 +57,7 @@ SPECIAL = (  # samples to show first: (field to maximise, its sign, reason to sh
     ('kl', 1, 'least likely before'),
     ('score', -1, 'worst score'),
 )
-NAMING = ('labels.without', 'serve.labellers')  # suffixes of options whose values name labellers
+NAMING = ('labels.without', 'serve.labellers')  # suffixes of options that list labellers' names
 
 
 class Text(str):

@@ -26,14 +26,14 @@ CARD = 'README.md'
 _MARKDOWN = re.compile(r'([\\`*_\[\]<>&|#~$])')
 LONGEST = 2000  # maximum number of characters to show of a text
 _LETTER = '[^\x00-\xa0\xad\u061c\u2000-\u206f\ud800-\uf8ff]'  # non-ASCII letter or emoji
-# The group in _UNUSUAL matches invisible characters that languages and emoji need: no codes there.
+# The group in _UNUSUAL matches invisible characters to keep, as languages and emoji need them.
 _UNUSUAL = re.compile(
     f'((?<={_LETTER})[\xad\u061c\u200c-\u200f](?={_LETTER})'
     '|(?<=[©®\u203c-\u3299\U0001f000-\U0001faff])[\ufe0e\ufe0f]|[\ufe0e\ufe0f](?=\u20e3)'
     '|\U0001f3f4[\U000e0061-\U000e007a]{5}\U000e007f)'
     '|[^ -~\n\t]'
 )
-_CODE = re.compile(r'(^```.*?(?:^```[^\n]*$|\Z))', re.DOTALL | re.MULTILINE)  # fenced code
+_CODE = re.compile(r'(^```.*?(?:^```[^\n]*$|\Z))', re.DOTALL | re.MULTILINE)  # fenced code block
 _INDENTED = re.compile(r'^(?:\t| {2,})\S', re.MULTILINE)
 _MARK = Markup('<span class="mark">{}</span>')
 _MONO = Markup('<span class="mono" dir="ltr" tabindex="0" role="group" aria-label="code">{}</span>')
@@ -104,7 +104,7 @@ def write_card(
 
     run: None for a model without a run. use: variables of model_card.md, which explains them.
     """
-    from huggingface_hub import ModelCard, ModelCardData  # huggingface_hub imports slowly
+    from huggingface_hub import ModelCard, ModelCardData  # huggingface_hub is slow to import
 
     name, story = model_dir, {'mind': [], 'sections': {}}
     if run is not None:
@@ -219,6 +219,6 @@ def _marked(text: str) -> Markup:
 def _shown(match: re.Match[str]) -> str:
     character = match[0]
     is_visible = character.isprintable() and not INVISIBLE.match(character)
-    if match[1] or is_visible or unicodedata.category(character) == 'Zs':  # category Zs: blanks
+    if match[1] or is_visible or unicodedata.category(character) == 'Zs':  # Unicode's blanks (Zs)
         return character
     return _MARK.format(f'U+{ord(character):04X}')

@@ -23,7 +23,7 @@ class Run:
         """Read the run in `directory`, a path or URL. files: names of the files of its command."""
         self.directory = directory
         self.has_names = True  # whether the report may name labellers
-        self.unreadable: dict[str, None] = {}  # damaged files and parts of the report
+        self.unreadable: dict[str, None] = {}  # names of damaged files and missing report parts
         self.trains_policy = files is run_files.POLICY
         hparams = policy_options.HParams if self.trains_policy else reward_options.CommandHParams
         self.settings = self.tried(files.settings, None, read_settings, hparams(), directory)

@@ -74,7 +74,7 @@ class Classifier(TextScorer):
             for start in range(0, len(numbers), count):
                 part = numbers[start : start + count]
                 scores[part] = self._scores_of([rows[number] for number in part])
-        wrong = scores[~(scores.abs() <= LARGEST)]  # includes NaN, which is not <= LARGEST
+        wrong = scores[~(scores.abs() <= LARGEST)]  # NaN is wrong, too: it is not <= LARGEST
         if len(wrong):
             raise UserError(
                 f'{self.name} gives the score {wrong[0].item():g}: a reward must be finite, of at'

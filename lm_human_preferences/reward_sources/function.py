@@ -165,7 +165,7 @@ def _as_scores(returned: Any, count: int) -> torch.Tensor:
         shown = reprlib.repr(returned)
         raise UserError(f'the function returned {shown:.60}, not a number for each response')
     if values.shape != (count,):
-        raise UserError(f'the function returned {values.shape} numbers, but must return ({count},)')
+        raise UserError(f'the function returned numbers of shape {values.shape}, not ({count},)')
     wrong = np.flatnonzero(~(np.abs(values.astype(np.float64)) <= LARGEST))  # NaN is wrong, too
     if len(wrong):
         raise UserError(

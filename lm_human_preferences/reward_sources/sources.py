@@ -104,7 +104,7 @@ class RewardSource:
         UserError if the reward, whose files are here, does not suit the initial model's `encoding`,
         which is None if the model is not here.
         """
-        return None  # a model that is yet to be trained is checked with its labels
+        return None  # a model that is yet to be trained has no files to check
 
     def label_source(self) -> str | None:
         """Return the label file whose queries can replace the texts of a lost data set, or None."""
@@ -197,7 +197,7 @@ class NewSource(RewardSource):
     role = 'frozen'
 
     def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
-        """Return the models, which rank 0 loads; other ranks get their values by broadcast."""
+        """Return the reward models, which only rank 0 loads; other ranks get its weights."""
         if comm.rank == 0:
             return super().for_training(comm, reference)
         # Other hosts may not see the directory of rank 0.
@@ -216,7 +216,7 @@ class _OnReference(RewardSource):
     role = ''
 
     def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
-        """Return the reward by a saved head, which rank 0 reads, and by states of `reference`."""
+        """Return the reward of a saved head, which rank 0 reads, on the states of `reference`."""
         if reference.trained_model.is_random:  # each rank has drawn weights of its own
             comm.broadcast_(reference.get_params())
 
@@ -279,12 +279,12 @@ def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
     if given.members > 1 and (not found.role or found.name == RANDOM):
         raise OptionError(
             f'--rewards.ensemble {given.members}: this reward is not a network that learned labels:'
-            ' leave it out'
+            ' leave the option out'
         )
     if given.pessimism is not None and is_known and not isinstance(found, _OnReference):
         raise OptionError(
             f'--rewards.pessimism {given.pessimism:g}: this reward is no head on hidden states:'
-            ' leave it out'
+            ' leave the option out'
         )
     return found
 

@@ -30,7 +30,7 @@ def joined(query: str, response: str, columns: Mapping[str, Any] = MappingProxyT
 
 
 class TextScorer(Protocol):
-    """Interface of rewards that read texts. asks_for_columns: whether they read other fields."""
+    """Interface of rewards that read texts and, if asks_for_columns, other fields of queries."""
 
     asks_for_columns: bool = False
 

@@ -194,7 +194,7 @@ def test_processes_that_are_forked_have_nothing_of_the_run(write, tmp_path):
     'body, told',
     [
         ('return None', 'returned None, not a number for each response'),
-        ('return [1]', 'returned (1,) numbers, but must return (2,)'),
+        ('return [1]', 'returned numbers of shape (1,), not (2,)'),
         ("return [1, '2']", "returned [1, '2'], not a number for each response"),
         ('return [1, -1e38]', 'returned -1e+38 for response 1 of 2: a reward must be finite'),
         ("return [1, float('nan')]", 'returned nan for response 1 of 2'),

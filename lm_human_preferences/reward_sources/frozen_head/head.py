@@ -167,4 +167,4 @@ def _check(head: Head, about: Mapping[str, Any]) -> None:
         if tensor.dtype != torch.float32 or not tensor.isfinite().all():
             raise ValueError(f'the tensor {name} must hold finite float32 numbers')
     if (head.scale <= 0).any() or head.doubt < 0 or head.usual < 0:
-        raise ValueError('the scale must be positive, and the deviations not negative')
+        raise ValueError('the head must have positive scales and no negative deviations')

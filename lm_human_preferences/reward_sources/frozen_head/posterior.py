@@ -94,7 +94,7 @@ def fit(
         loss.backward()
         return loss
 
-    optimizer.step(closure)  # type: ignore[arg-type]
+    optimizer.step(closure)
     return weight.detach(), bias.detach()
 
 

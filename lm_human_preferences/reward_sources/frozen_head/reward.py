@@ -22,7 +22,7 @@ from lm_human_preferences.reward_sources.frozen_head.head import (
 from lm_human_preferences.runs.run_files import POLICY
 
 PROBED = 4  # number of tokens in a query and in a response whose features identify a model
-MOST_DIFFERENCE = 0.1  # largest difference of features, in deviations, within one model
+MOST_DIFFERENCE = 0.1  # largest difference, in deviations, between features of the same model
 
 
 class FrozenReward:
