@@ -29,7 +29,7 @@ class Gradients:
             parameter.grad = None
 
     def require_sync(self) -> None:
-        """Say that the next backward pass is the update's last: averaging may overlap with it."""
+        """Announce the last backward pass of an update, with which averaging may overlap."""
 
     def synchronize(self) -> None:
         """Wait until every gradient is averaged over ranks."""
@@ -41,9 +41,9 @@ class Comm:
     All ranks must call the methods in the same order.
     """
 
-    name = 'nothing'  # engine that averages gradients, as printed on the console
-    rank = 0  # number of this process, from 0
-    size = 1  # number of ranks
+    name = 'nothing'  # name of the library that averages gradients, for the console
+    rank = 0  # number of this process among the ranks, from 0
+    size = 1  # number of ranks in the job
     local_size = 1  # number of ranks on this host
 
     def broadcast_(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -65,7 +65,7 @@ class Comm:
         """End the communication; afterwards, ranks may end one by one."""
 
     def all_reduce_mean(self, stats: Mapping[str, float], weight: float = 1.0) -> dict[str, float]:
-        """Return {name: weighted mean over ranks}. stats: {name: number}; empty if weight is 0."""
+        """Return the weighted mean over ranks of each number in `stats`; weight 0 may have none."""
         everything = self.all_gather_object((dict(stats), weight))
         counting = [(each, weight) for each, weight in everything if weight > 0]
         total = sum(weight for _, weight in counting)
@@ -88,7 +88,7 @@ class Comm:
                 return result
         is_done = threading.Event()
         with ThreadPoolExecutor(1) as thread:
-            # The thread hides the error if a rank is lost, but then the message below fails, too.
+            # If a rank is lost, the thread drops its error, but all_gather_object raises another.
             thread.submit(self._meet_until, is_done)
             try:
                 result = work()
@@ -111,6 +111,6 @@ def init_comm(allreduce: str = 'auto', seconds: int = ALLREDUCE_TIMEOUT) -> Comm
     if launch_methods.current().size == 1:
         hardware.limit_alone()
         return Comm()
-    # A late import by name: a single rank does not need it, and it imports this module.
+    # torch_comm is imported late, as it imports this module and a single rank never needs it.
     torch_comm = importlib.import_module('lm_human_preferences.distributed.torch_comm')
     return torch_comm.TorchComm(allreduce, seconds)

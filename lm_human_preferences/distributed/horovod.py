@@ -24,13 +24,13 @@ class Horovod:
     """Sums over ranks by Horovod, which uses NCCL for tensors on GPUs."""
 
     def __init__(self, seconds: int) -> None:
-        """seconds: how long a sum may take."""
+        """Start Horovod. seconds: how long a sum over ranks may take."""
         import horovod.torch
         import torch
 
         self.seconds = seconds
         self.hvd: Any = horovod.torch
-        os.environ.setdefault('HOROVOD_FUSION_THRESHOLD', '0')  # our buckets need no fusion
+        os.environ.setdefault('HOROVOD_FUSION_THRESHOLD', '0')  # gradients are fused already
         if not torch.cuda.is_available():
             # By default, Horovod's thread wakes up every millisecond, which slows computation.
             os.environ.setdefault('HOROVOD_CYCLE_TIME', '10')
@@ -42,12 +42,14 @@ class Horovod:
         return lambda: self._wait(handle)
 
     def _wait(self, handle: int) -> None:
-        """Wait for a sum; RankLost after a time. Horovod would wait for a stopped rank for ever."""
+        """Wait for a sum; raise RankLost after a time, as Horovod itself would wait for ever."""
         until = time.monotonic() + self.seconds
         while not self.hvd.poll(handle):
             if time.monotonic() > until:
-                late = f'a sum by Horovod has not ended within {self.seconds} s'
-                raise RankLost(f'{late}; see --run.allreduce_timeout')
+                raise RankLost(
+                    f'a sum by Horovod has not ended within {self.seconds} s;'
+                    ' see --run.allreduce_timeout'
+                )
             time.sleep(_POLL_SECONDS)
         self.hvd.synchronize(handle)
 
@@ -57,7 +59,7 @@ class Horovod:
 
 
 def is_chosen(allreduce: str, family: Family | None) -> bool:
-    """Return whether to average by Horovod; UserError if `allreduce` asks for it but it lacks."""
+    """Return whether Horovod averages; UserError if `allreduce` asks for it but it is missing."""
     if allreduce == 'torch':
         return False
     if is_usable(family):

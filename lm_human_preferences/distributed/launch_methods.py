@@ -12,13 +12,12 @@ from lm_human_preferences.errors import UserError
 
 # Ports for Slurm jobs lie above the ports of services, below those of outgoing connections.
 _FIRST_PORT, _PORT_COUNT = 10240, 20480
-# torch.distributed reads these variables.
-# They are set by torchrun, by Azure ML and by operators of Kubernetes.
+# torchrun, Azure ML and operators of Kubernetes set these variables for torch.distributed.
 _TORCH_VARIABLES = ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
-TERMINAL = 'LMHP_TERMINAL'  # variable that says whether the ranks' output goes to a terminal
-# Prefixes of variables that the ranks of our own mpiexec must not inherit
+TERMINAL = 'LMHP_TERMINAL'  # environment variable: whether the ranks' output goes to a terminal
+# Prefixes of variables of other launchers, which the ranks of our own mpiexec must not inherit
 _OF_OTHER_LAUNCHERS = ('OMPI_COMM_WORLD_', 'PMI_', 'PMIX_')
-# Options that start the ranks on this host, whatever hosts a batch system offers
+# Options of mpiexec that start all ranks on this host, whatever hosts a batch system offers
 _HERE = ('-rmk', 'user', '-launcher', 'fork')
 
 
@@ -38,8 +37,8 @@ class Launch(NamedTuple):
 
     launcher: str = 'none'
     size: int = 1
-    rank: int = 0  # number of this process, counted from 0
-    family: Family | None = MPICH  # MPI over which ranks meet; None: they meet without MPI
+    rank: int = 0  # number of this process among the ranks, from 0
+    family: Family | None = MPICH  # MPI library that connects the ranks; None: no MPI
 
     @property
     def decides_size(self) -> bool:
@@ -53,7 +52,7 @@ class Launch(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """Address of the store where ranks meet. job: prefix of keys, different after a restart."""
+    """Address of the key-value store where ranks meet; keys begin with `job`, new at a restart."""
 
     address: str
     port: int
@@ -68,7 +67,7 @@ def current() -> Launch:
         return _by_torch()
     for family, prefix in ((OPEN_MPI, 'OMPI_COMM_WORLD'), (MPICH, 'PMI')):
         size = _number(f'{prefix}_SIZE')
-        if size:  # set by mpiexec, and for MPICH also by `srun --mpi=pmi2`
+        if size:  # mpiexec, and for MPICH also `srun --mpi=pmi2`, sets the number of ranks
             return Launch(f'mpiexec of {family.name}', size, _number(f'{prefix}_RANK'), family)
     if is_torch:
         return _by_torch()
@@ -88,14 +87,14 @@ def _by_torch() -> Launch:
 
 
 def endpoint() -> Endpoint:
-    """Return the store's address for ranks without MPI; under srun, its port depends on the job."""
+    """Return the address where ranks meet without MPI; under srun, the port depends on the job."""
     address, port = os.environ.get('MASTER_ADDR', ''), _number('MASTER_PORT')
     if current().launcher == 'srun':
         step, restarts = _number('SLURM_STEP_ID'), _number('SLURM_RESTART_COUNT')
         number = _number('SLURM_JOB_ID')
         port = port or _FIRST_PORT + (number * 31 + step) % _PORT_COUNT
         if os.environ.get('SLURM_STEP_NUM_NODES') == '1':
-            address = '127.0.0.1'  # a host need not know its own name
+            address = '127.0.0.1'  # a host may be unable to resolve its own name
         address = address or first_host(os.environ['SLURM_STEP_NODELIST'])
         job = f'slurm-{number}.{step}.{restarts}'
     else:
@@ -107,7 +106,7 @@ def endpoint() -> Endpoint:
 
 
 def local_rank() -> int:
-    """Return this rank's number on its host; 0 if the launcher does not tell it."""
+    """Return this rank's number on its host; 0 if the launcher does not say."""
     return _number('OMPI_COMM_WORLD_LOCAL_RANK', 'MPI_LOCALRANKID', 'SLURM_LOCALID', 'LOCAL_RANK')
 
 
@@ -118,7 +117,7 @@ def first_host(hosts: str) -> str:
 
 
 def _number(*variables: str) -> int:
-    """Return the number in the first of `variables` that is set, else 0; or UserError."""
+    """Return the whole number in the first of `variables` that is set; 0 if none is."""
     for name in variables:
         value = os.environ.get(name)
         if value and not value.isdecimal():
@@ -137,8 +136,8 @@ def become_mpiexec(size: int) -> NoReturn:
         columns = shutil.get_terminal_size().columns
         variables.update(COLUMNS=str(columns), TQDM_NCOLS=str(columns - 1))
     words = [*mpiexec_words(size), sys.executable, *sys.orig_argv[1:]]
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # mpiexec would complain that Python ignores it
-    # Read from /dev/null, as a terminal stops background programs that read from it.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # mpiexec would warn that Python ignores SIGPIPE
+    # mpiexec reads /dev/null, because a terminal stops background programs that read from it.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.execve(words[0], words, variables)
 
@@ -156,6 +155,6 @@ def mpiexec_words(size: int) -> list[str]:
 def rank_environment() -> dict[str, str]:
     """Return the environment variables for mpiexec and its ranks."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith(_OF_OTHER_LAUNCHERS)}
-    # All ranks are on this host: do not listen on other networks, as UCX does by default.
+    # UCX would listen on other networks by default, but all ranks are on this host.
     variables.setdefault('UCX_NET_DEVICES', 'lo')
     return variables

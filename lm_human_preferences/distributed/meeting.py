@@ -1,4 +1,4 @@
-"""Meeting of ranks at a store of torch.distributed: MPI, network, and who reports an error."""
+"""Connection of ranks to a shared key-value store, by MPI or TCP; one of them reports errors."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 LOOPBACK = '127.0.0.1'
-CONNECT_SECONDS = 5  # timeout for a connection to an address of rank 0's host
+CONNECT_SECONDS = 5  # timeout in seconds for a connection to an address of rank 0's host
 _POLL_SECONDS = 0.05
-STORE_SECONDS = 2  # a store that takes longer to answer is taken to be stopped
-_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+STORE_SECONDS = 2  # seconds without an answer after which the ranks' store counts as stopped
+_SIOCGIFADDR = 0x8915  # Linux's ioctl request for the IPv4 address of a network interface
 
-_store: Store | None = None  # the store where this rank has met the others
+_store: Store | None = None  # the key-value store that connects this rank to the others
 
 
 class RankLost(Exception):
-    """Error: another rank has ended, is stopped, or did not come in time."""
+    """Another rank has ended, is stopped, or did not connect in time."""
 
 
 class AllStopped(KeyboardInterrupt):
-    """Interruption of the job on all ranks by a signal, raised after they have met."""
+    """Interruption of the job on all ranks by a signal, raised once all agree to stop."""
 
 
 def meet(seconds: int) -> Store:
-    """Return the store once all ranks have reached it; RankLost after `seconds`."""
+    """Return the key-value store once all ranks are connected to it; RankLost after `seconds`."""
     global _store
     end = time.monotonic() + seconds
     launch = launch_methods.current()
@@ -53,8 +53,8 @@ def meet(seconds: int) -> Store:
         place, listener = _meet_over_mpi(launch, launch.family)
     else:
         place = launch_methods.endpoint()
-        has_store = os.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True'  # made by torchrun
-        if launch.rank == 0 and not has_store:
+        torchrun_has_store = os.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True'
+        if launch.rank == 0 and not torchrun_has_store:
             listener = listen(place)
     _store = open_store(place, listener, seconds)
     choose_interface(_store, place, launch, end - time.monotonic())
@@ -62,12 +62,12 @@ def meet(seconds: int) -> Store:
 
 
 def is_reporter(*, is_lost: bool) -> bool:
-    """Return whether this rank is the one to report its error; no other rank then does.
+    """Return whether this rank, and no other, is to report its error.
 
     is_lost: whether the error is that another rank is lost.
     """
     if _store is None:
-        return launch_methods.local_rank() == 0  # all ranks have the same error before they meet
+        return launch_methods.local_rank() == 0  # unconnected ranks all fail with the same error
     own = str(launch_methods.current().rank)
     first = ThreadPoolExecutor(1).submit(_store.compare_set, 'failed', '', own)
     try:
@@ -93,10 +93,10 @@ def _meet_over_mpi(launch: Launch, family: Family) -> tuple[Endpoint, socket.soc
     message = bytearray(1 << 16)
     if launch.rank == 0:
         listener = socket.create_server((LOOPBACK if is_one_host else '', 0))
-        # The keys' prefix is a random secret, as other users of these hosts may reach the store.
+        # Other users of these hosts may reach the store, so its keys begin with a random secret.
         found = secrets.token_hex(16), listener.getsockname()[1], list(interfaces())
         message[:] = json.dumps(found).encode().ljust(len(message))
-    world.Bcast(message)  # as bytes: mpi4py would pickle an object
+    world.Bcast(message)  # Bcast sends bytes, while mpi4py would pickle an object
     job, port, addresses = json.loads(message)
     return Endpoint(reachable(addresses, port), port, job), listener
 
@@ -156,7 +156,7 @@ def listen(place: Endpoint) -> socket.socket:
 
 
 def open_store(place: Endpoint, listener: socket.socket | None, seconds: int) -> Store:
-    """Connect to the store, served by this process if it has a `listener`; or RankLost."""
+    """Serve the ranks' store at `listener`, or connect to it; RankLost after `seconds` in vain."""
     import torch.distributed
 
     dist: Any = torch.distributed
@@ -174,12 +174,12 @@ def open_store(place: Endpoint, listener: socket.socket | None, seconds: int) ->
     return dist.PrefixStore(place.job, store)
 
 
-def _wait(is_there: Callable[[], bool], seconds: float, late: str) -> None:
-    """Wait until `is_there()` is true; RankLost(late) after `seconds`. Signals can interrupt it."""
+def _wait(is_there: Callable[[], bool], seconds: float, message: str) -> None:
+    """Poll until `is_there()` is true; raise RankLost(message) after `seconds` without success."""
     end = time.monotonic() + seconds
     while not is_there():
         if time.monotonic() > end:
-            raise RankLost(late)
+            raise RankLost(message)
         time.sleep(_POLL_SECONDS)
 
 
@@ -210,7 +210,7 @@ def choose_interface(store: Store, place: Endpoint, launch: Launch, seconds: flo
 def _address_towards(address: str) -> str:
     """Return this host's own IPv4 address on the route to `address`; '' if there is no route."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 1))  # UDP: connecting sends nothing
+        probe.connect((address, 1))  # connecting a UDP socket sends nothing
         return probe.getsockname()[0]
     return ''
 
@@ -227,9 +227,9 @@ def interfaces() -> dict[str, str]:
 
 
 def reachable(addresses: Sequence[str], port: int) -> str:
-    """Return the first address of rank 0's host that accepts a connection; UserError if none."""
+    """Return the first of rank 0's addresses that accepts connections; UserError if none does."""
     own = interfaces()
-    # Skip addresses that this host has, too: a container bridge's does not reach another host.
+    # Skip rank 0's addresses that this host also has: a container bridge stays on its host.
     foreign = [address for address in addresses if address not in own]
     for address in foreign or addresses:
         if _answers(address, port):

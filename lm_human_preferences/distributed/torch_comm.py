@@ -25,22 +25,22 @@ from lm_human_preferences.distributed.comm import Comm, Gradients, T
 from lm_human_preferences.distributed.meeting import RankLost
 from lm_human_preferences.machine import hardware
 
-_TENSOR = '\0tensor'  # key that marks a JSON object as a tensor; no other object has it
-# Buckets of this size overlap with the backward pass, and hide latency.
+_TENSOR = '\0tensor'  # key of JSON objects that encode a tensor, and of no others
+# Buckets of this many bytes are averaged while the backward pass computes more gradients.
 BUCKET_BYTES = 64 << 20
 STACKS_SECONDS = 5  # seconds after the timeout until stacks are printed
 
 
 class TorchComm(Comm):
-    """Communication between several ranks, which meet at a store, by torch.distributed."""
+    """Communication between several ranks by torch.distributed."""
 
     def __init__(self, allreduce: str, seconds: int) -> None:
-        """allreduce: one of ENGINES. seconds: how long ranks wait for each other."""
+        """Connect ranks, which wait `seconds` for each other. allreduce: one of ENGINES."""
         self.dist = torch.distributed
         launch = launch_methods.current()
         self.rank, self.size = launch.rank, launch.size
         timeout = datetime.timedelta(seconds=seconds)
-        # MPI_Init, or a wrong store address, may wait for ever: print stacks and exit then.
+        # If MPI_Init or a wrong address makes this rank wait for ever, print stacks and exit.
         later = seconds + STACKS_SECONDS * (2 if self.rank else 1)
         faulthandler.dump_traceback_later(later, exit=True, file=sys.__stderr__ or sys.stderr)
         group = {'rank': self.rank, 'world_size': self.size, 'timeout': timeout}
@@ -64,7 +64,7 @@ class TorchComm(Comm):
         """Choose this rank's GPU, or its number of threads if no rank on this host sees a GPU."""
         devices = range(torch.cuda.device_count())
         gpus = [str(torch.cuda.get_device_properties(each).uuid) for each in devices]
-        # The boot id alone is not enough: containers of a host share it, but not its processors.
+        # Containers of a host share its boot id but not its processors, so add the host name.
         host = f'{socket.gethostname()} {Path("/proc/sys/kernel/random/boot_id").read_text()}'
         own = host, gpus, sorted(os.sched_getaffinity(0))
         of_ranks = self.all_gather_object(own)
@@ -138,12 +138,12 @@ class OverlappedGradients(Gradients):
         super().__init__(parameters)
         self.size = size
         self.begin_sum = begin_sum
-        self.buckets: list[torch.Tensor] = []  # vectors of concatenated gradients
-        # {parameter: (index of its bucket, view of its values in the bucket)}
+        self.buckets: list[torch.Tensor] = []  # one vector of concatenated gradients per bucket
+        # `bucket_views` maps a parameter to its bucket's index and its gradient in that bucket.
         self.bucket_views: dict[torch.Tensor, tuple[int, torch.Tensor]] = {}
-        # pending: per bucket, number of missing gradients; None before the last backward pass
+        # `pending` counts each bucket's missing gradients in the last backward pass, else is None.
         self.pending: list[int] | None = None
-        self.waits: list[Callable[[], object]] = []  # functions that wait for the buckets sent
+        self.waits: list[Callable[[], object]] = []  # functions that wait for a bucket's average
         reverse = self.parameters[::-1]
         for _, alike in itertools.groupby(reverse, lambda each: (each.dtype, each.device)):
             members: list[torch.Tensor] = []
@@ -156,8 +156,7 @@ class OverlappedGradients(Gradients):
                 self._add_bucket(members)
 
     def _add_bucket(self, members: list[torch.Tensor]) -> None:
-        # The hook holds only a weak reference to this object, because this object holds parameters.
-        # With a strong reference, this object and the parameters would never be freed.
+        # A hook with a strong reference to this object would keep all parameters alive for ever.
         on_gradient: Any = weakref.WeakMethod(self._on_gradient)
         sizes = [parameter.numel() for parameter in members]
         bucket = torch.zeros(sum(sizes), dtype=members[0].dtype, device=members[0].device)
@@ -216,7 +215,7 @@ def noticing_lost_ranks() -> Iterator[None]:
             raise
         # Remove the position in Gloo's source code, and Gloo's advice, from the message.
         reason = re.sub(r'^\[\S+\] |\.( This is typically .*)?$', '', str(error).splitlines()[0])
-        raise RankLost(f'{reason}; see --run.allreduce_timeout') from error
+        raise RankLost(f'communication failed: {reason}; see --run.allreduce_timeout') from error
 
 
 def encode(value: Any) -> bytes:
@@ -225,7 +224,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(message: bytes) -> Any:
-    """Return the encoded value, with tuples as lists, and tensors on the CPU."""
+    """Return the value encoded in `message`, with tuples as lists and tensors on the CPU."""
     return json.loads(message, object_hook=_decode_tensor)
 
 

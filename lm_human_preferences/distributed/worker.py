@@ -17,9 +17,9 @@ from lm_human_preferences.machine import environment
 from lm_human_preferences.utils import stop_signals, streams
 from lm_human_preferences.utils.streams import error_line
 
-_PR_SET_PDEATHSIG = 1  # Linux: sets the signal that a process gets when its parent has ended
-PRINT_SECONDS = 0.5  # time for the launcher to pass on a rank's output before it ends all ranks
-REPORT_SECONDS = 3  # time for another rank to report an error, which may read the run's files
+_PR_SET_PDEATHSIG = 1  # Linux's prctl option: the signal that a process gets when its parent ends
+PRINT_SECONDS = 0.5  # seconds for the launcher to pass on a rank's output before it ends all ranks
+REPORT_SECONDS = 3  # seconds for another rank to report an error and read the run's files
 
 _clean_ups: list[Callable[[], object]] = []
 
@@ -31,11 +31,11 @@ def become_rank() -> None:
     if launch.rank:
         sys.stdout = sys.stderr = open(os.devnull, 'w', encoding='utf-8')
         return
-    stdout: Any = sys.stdout  # its declared type has no `reconfigure`
+    stdout: Any = sys.stdout  # the declared type of sys.stdout has no `reconfigure`
     stdout.reconfigure(line_buffering=True)
     terminal = os.environ.get(launch_methods.TERMINAL)
     if terminal is not None:
-        streams.mute_notes(True)  # this job has printed its notes before mpiexec began
+        streams.mute_notes(True)  # notes were printed before mpiexec started the ranks
     if terminal == 'True':
         sys.stderr.isatty = lambda: True
         os.dup2(streams.STDERR, streams.STDOUT)  # one stream keeps lines and progress bars in order
@@ -51,7 +51,7 @@ def run_job(
     load: imports and returns the job. at_stop: called on rank 0 after a signal ended the job.
     """
     environment.prepare(launch_methods.current().launcher)
-    faulthandler.enable(streams.STDERR)  # print stacks at a crash
+    faulthandler.enable(streams.STDERR)  # print stack traces at a crash
     streams.mute_notes(False)
     status = 0
     try:
@@ -60,7 +60,7 @@ def run_job(
             disk_errors_reported(),
         ):
             job = load()
-            from lm_human_preferences.distributed import comm  # now that torch is loaded
+            from lm_human_preferences.distributed import comm  # this late import loads torch
 
             run = getattr(arguments.get('hparams'), 'run', None)
             if run is None:  # the job is no training, and has no gradients to average
@@ -86,7 +86,7 @@ def _end_all_ranks(error: BaseException, at_stop: Callable[[], None]) -> NoRetur
     """Report `error` unless another rank does; end this rank. The launcher ends the others."""
     faulthandler.cancel_dump_traceback_later()
     for number in (signal.SIGINT, *stop_signals.TO_STOP):
-        signal.signal(number, signal.SIG_IGN)  # so that this rank ends with its own status
+        signal.signal(number, signal.SIG_IGN)  # a signal must not change this rank's exit status
     rank = launch_methods.current().rank
     if isinstance(error, KeyboardInterrupt):
         status, text = 130, ''
@@ -105,13 +105,13 @@ def _end_all_ranks(error: BaseException, at_stop: Callable[[], None]) -> NoRetur
         is_reporter = meeting.is_reporter(is_lost=is_lost)
     if is_reporter and text:
         print(text, file=sys.__stderr__, flush=True)
-    # The launcher ends all ranks once one has ended: other ranks wait, to keep the store meanwhile.
+    # Other ranks wait longer than the reporting rank: the first to end makes the launcher end all.
     time.sleep(PRINT_SECONDS if is_reporter else REPORT_SECONDS)
     _exit(status)
 
 
 def _exit(status: int) -> NoReturn:
-    """End this process at once, and child processes that a reward function has left.
+    """End this process at once, with the child processes that a reward function has left.
 
     Python's normal exit sometimes aborts because of Gloo's and MPI's threads. Children would keep
     the launcher waiting for its pipes to close.
