@@ -17,7 +17,7 @@ from lm_human_preferences.utils.hyperparams import TEXTS, option, own_option
 # Phrases with which several help texts end
 JUDGE = 'mock, the directory of a reward model or a classifier, ORG/NAME, or FILE.py:FUNCTION'
 BEST_OF = 'the best of this many, by the reward of the run or --judge'
-# The regular expression has the groups scheme, host, port and path.
+# PUBLIC_URL has the groups scheme, host, port and path.
 PUBLIC_URL = re.compile(r'(https?)://([\w.-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?(/[^?#\s]*)?', re.ASCII)
 
 
@@ -28,7 +28,7 @@ class RankHParams(hyperparams.HParams):
     mpi: int | None = option(
         None, 'ranks to start; None: one for each visible GPU, or 1', at_least=1
     )
-    mode: str = option('local', help=None, one_of=('local',))  # an option of the original
+    mode: str = option('local', help=None, one_of=('local',))  # an option of the original program
 
 
 @dataclass
@@ -259,7 +259,7 @@ class LabelsHParams(hyperparams.HParams):
     )
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that `export_as` comes with `export`, and that `export` does not name a table."""
+        """Check that --export_as comes with --export FILE, and that FILE is not a .csv or .tsv."""
         yield self.export_as != 'tokens' and self.export is None, '{export_as=}: give {export} FILE'
         is_table = self.export is not None and self.export.lower().endswith(('.csv', '.tsv'))
         yield is_table, '{export=}: give a name that ends in .json or .jsonl'

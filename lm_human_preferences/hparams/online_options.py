@@ -106,7 +106,7 @@ class OnlineHParams(hyperparams.HParams):
         return self.source == PEOPLE
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check the number of initial labels, and that `error` is not used with people."""
+        """Check that `initial` is at most `labels`, and that people's answers have no `error`."""
         yield (
             self.initial is not None and self.initial > self.labels,
             '{initial=} is more than {labels=}',

@@ -16,13 +16,13 @@ from lm_human_preferences.utils.hyperparams import option, own_option
 from lm_human_preferences.utils.option_checks import ceil_div, check_multiple
 
 _IS_FUNCTION = re.compile(r'.+\.py:[^\W\d]\w*')
-_LEAST_TO_WHITEN = 8  # minimum number of responses in a minibatch that is whitened
-MOST_KL_ERROR = 0.2  # adaptive KL: the relative error of each step is clipped to +-0.2
-MOST_PESSIMISM = 100  # maximum of --rewards.pessimism; above it, mean scores would hardly count
+_LEAST_TO_WHITEN = 8  # minimum number of responses in a minibatch whose rewards are whitened
+MOST_KL_ERROR = 0.2  # limit of the relative error of the KL in a step by which kl_coef adapts
+MOST_PESSIMISM = 100  # maximum of --rewards.pessimism; with more, mean scores would hardly count
 NEW_MODEL = 'rewards.train_new_model'
-Experiments = Mapping[str, Mapping[str, Any]]  # {COMMAND/EXPERIMENT: {option: value}}
-OF_ONE_START = ('run.resume', 'run.console')  # options that a resumed run does not keep
-# Options that the program sets itself; the new reward model's task is a copy of the policy's
+Experiments = Mapping[str, Mapping[str, Any]]  # options of each COMMAND/EXPERIMENT
+OF_ONE_START = ('run.resume', 'run.console')  # options that each start of a run sets anew
+# Options that the program sets itself: directories, and the new reward model's copy of the task
 NOT_DECIDED = ('run.save_dir', f'{NEW_MODEL}.run.save_dir', f'{NEW_MODEL}.task')
 
 
@@ -114,7 +114,7 @@ class RewardHParams(hyperparams.HParams):
 
     @property
     def deviations(self) -> float:
-        """Standard deviations by which a head lowers its scores."""
+        """Number of standard deviations of uncertainty that a head subtracts from its scores."""
         return 0.5 if self.pessimism is None else self.pessimism
 
     @property
@@ -135,7 +135,7 @@ class RewardHParams(hyperparams.HParams):
             '{trained_model=} is a function of your own: give it as {function}',
         )
         yield self.class_name and trained is None, '{class_name=}: give {trained_model} DIRECTORY'
-        # A finished run names the reward model that it trained itself, which is no second reward.
+        # A run's own reward model, which `trained_model` names once trained, is no second reward.
         run_dir = None if new is None else new.run.save_dir
         is_own = run_dir is not None and trained == storage.join(run_dir, 'reward_model')
         rewards = [self.function, None if is_own else trained, new]
@@ -186,8 +186,12 @@ class HParams(hyperparams.HParams):
         if self.ppo.micro_batch_size is not None:
             same = {'--ppo.samples_per_query': self.ppo.samples_per_query}
             check_multiple(self.ppo.micro_batch_size, '--ppo.micro_batch_size', same)
-        problem = self._too_few_to_whiten(f'{parts} minibatches', parts)
-        yield problem, f'{problem}, or {{ppo.whiten_rewards}} false'
+        least = self._least_to_whiten(parts)
+        yield (
+            self.ppo.batch_size < least,
+            f'--ppo.batch_size {self.ppo.batch_size} in {parts} minibatches is too few for'
+            f' whitening: use {least} or more, or {{ppo.whiten_rewards}} false',
+        )
         online = self.rewards.online
         is_asking_people = online is not None and online.asks_people
         serves_nobody = self.run.serve is not None and not is_asking_people
@@ -214,7 +218,7 @@ class HParams(hyperparams.HParams):
         adaptive, size = self.rewards.adaptive_kl, self.ppo.batch_size
         if adaptive is None or self.rewards.kl_coef == 0:
             return
-        # A run of a single step never adapts the coefficient, and the original accepts it.
+        # The default horizon is accepted for a single step, which never adapts the KL coefficient.
         is_used = self.ppo.nupdates > 1 or adaptive.horizon != AdaptiveKLParams.horizon
         yield (
             is_used and adaptive.horizon <= MOST_KL_ERROR * size,
@@ -244,7 +248,7 @@ class HParams(hyperparams.HParams):
 
     @property
     def commands(self) -> list[str]:
-        """Commands whose files the run writes; this command is the last."""
+        """Names of the training commands whose files this run writes, this command last."""
         model = self.new_reward_model
         if model is None or (self.rewards.online and not model.is_head):
             return [self.command]  # the policy's checkpoints include online reward models
@@ -254,27 +258,27 @@ class HParams(hyperparams.HParams):
         """Raise UserError unless `ranks` ranks can split batches evenly and whiten minibatches."""
         parts = self.ppo.nminibatches * ranks
         self._check_shares({'--mpi': ranks})
-        if problem := self._too_few_to_whiten(f'{parts} minibatches (--mpi {ranks})', parts):
-            raise UserError(f'{problem}, fewer ranks, or --ppo.whiten_rewards false')
+        least = self._least_to_whiten(parts)
+        if self.ppo.batch_size < least:
+            raise UserError(
+                f'--ppo.batch_size {self.ppo.batch_size} in {parts} minibatches (--mpi {ranks}) is'
+                f' too few for whitening: use {least} or more, fewer ranks,'
+                ' or --ppo.whiten_rewards false'
+            )
         if self.rewards.train_new_model is not None:
             self.rewards.train_new_model.check_ranks(ranks)
 
     def _check_shares(self, ranks: dict[str, int]) -> None:
-        """Raise UserError unless the batch splits evenly, without splitting a query's responses."""
+        """Raise UserError unless minibatches x samples_per_query x ranks divides batch_size."""
         parts = {
             '--ppo.nminibatches': self.ppo.nminibatches,
             '--ppo.samples_per_query': self.ppo.samples_per_query,
         }
         check_multiple(self.ppo.batch_size, '--ppo.batch_size', {**ranks, **parts})
 
-    def _too_few_to_whiten(self, parts_name: str, parts: int) -> str | None:
-        """Return an error message if `parts` minibatches are too small to whiten, or None."""
-        if self.ppo.whiten_rewards and self.ppo.batch_size // parts < _LEAST_TO_WHITEN:
-            return (
-                f'--ppo.batch_size {self.ppo.batch_size} in {parts_name} is too few for whitening:'
-                f' use {_LEAST_TO_WHITEN * parts} or more'
-            )
-        return None
+    def _least_to_whiten(self, parts: int) -> int:
+        """Return the smallest batch size with which `parts` minibatches can be whitened."""
+        return _LEAST_TO_WHITEN * parts if self.ppo.whiten_rewards else 0
 
 
 Training = HParams | reward_options.CommandHParams  # settings of a command that trains
@@ -308,7 +312,7 @@ def differences(hparams: hyperparams.HParams, usual: hyperparams.HParams) -> dic
 
 
 def task_options(task: TaskHParams, binds: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {option: value} of a task's settings that differ from an experiment's `binds`."""
+    """Return {option: value} of the task's settings that differ from an experiment's settings."""
     usual = TaskHParams()
     for key, value in binds.items():
         if key.startswith('task.'):

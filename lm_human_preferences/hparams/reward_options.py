@@ -16,14 +16,14 @@ from lm_human_preferences.utils.stop_signals import STOP_TIMEOUT
 
 ON_ANOMALY = ('warn', 'stop')
 TRAINED, FROZEN = 'trained', 'frozen'  # values of --features: train a network, or only a head
-SAMPLED = 'mock'  # value of labels.source: labels are sampled anew at each start
-COLLECTED = 'online'  # value of labels.source: labels are collected while the policy trains
+SAMPLED = 'mock'  # value of --labels.source for labels that are sampled anew at each start
+COLLECTED = 'online'  # value of --labels.source for labels collected while the policy trains
 CONSOLES = ('summary', 'original')
 TOO_LONG = ('refuse', 'cut', 'skip')
 PRECISIONS = ('fp32', 'tf32', 'bf16')
 MOST_AT_A_TIME = 1_000_000  # maximum number of responses in a batch; no memory holds many more
 MOST_MEMBERS = 100  # maximum number of reward models in an ensemble
-LONGEST_TIMEOUT = 10_000_000  # maximum of all timeouts in seconds: 115 days
+LONGEST_TIMEOUT = 10_000_000  # maximum of each timeout option, in seconds (115 days)
 
 
 @dataclass
@@ -220,7 +220,7 @@ class CommandHParams(HParams):
     """Settings of `train_reward`."""
 
     command: ClassVar[str] = 'train_reward'
-    policy: ClassVar[None] = None  # this command trains no policy
+    policy: ClassVar[None] = None  # `train_reward` trains no policy
 
     run: CommandRunHParams = field(default_factory=CommandRunHParams)
     ensemble: int = own_option(
@@ -255,5 +255,5 @@ class CommandHParams(HParams):
 
     @property
     def commands(self) -> list[str]:
-        """Commands whose files the run writes."""
+        """Names of the training commands whose files this run writes."""
         return [self.command]

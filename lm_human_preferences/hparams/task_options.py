@@ -80,15 +80,15 @@ class TaskHParams(hyperparams.HParams):
 
     @property
     def stops(self) -> bool:
-        """Return whether sampling a response stops at its end."""
+        """Return whether sampling stops once a response has ended, before response_length."""
         return self.chat if self.stop is None else self.stop
 
     def lengths(self) -> dict[str, int]:
-        """Return {'query_length': tokens, 'response_length': tokens}."""
+        """Return the lengths of queries and responses in tokens, by the names of their options."""
         return {'query_length': self.query_length, 'response_length': self.response_length}
 
     def override_from_dict(self, flat_dict: dict[str, Any]) -> None:
-        """Override fields; keep whole penalties as int, so that the original can read our files."""
+        """Override fields; keep whole penalties as int, so that the original program reads them."""
         super().override_from_dict(flat_dict)
         penalty = self.penalty_reward_value
         if isinstance(penalty, float) and penalty.is_integer():

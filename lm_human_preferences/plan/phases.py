@@ -164,7 +164,7 @@ class Plan:
     """Phases of a command, in order. settings: all settings of the command."""
 
     settings: Settings
-    rewards: tuple[TrainReward, ...]  # trainings of reward models before that of the policy
+    rewards: tuple[TrainReward, ...]  # reward models to train before the policy
     policy: TrainPolicy | None = None
 
     @property
@@ -207,7 +207,7 @@ def make_plan(settings: Settings, *, ask: bool = True) -> Plan:
 
 
 def reward_phase(settings: reward_options.HParams, command: Settings | None = None) -> TrainReward:
-    """Return the training of a reward model. command: settings of the whole command."""
+    """Return the phase that trains a reward model. command: settings of the whole command."""
     if command is None:
         assert isinstance(settings, reward_options.CommandHParams)
         command = settings
@@ -216,8 +216,8 @@ def reward_phase(settings: reward_options.HParams, command: Settings | None = No
 
 
 def policy_phase(settings: policy_options.HParams, *, ask: bool = True) -> TrainPolicy:
-    """Return the training of a policy with `settings`. ask: see make_plan."""
-    # This module imports all kinds of rewards, which only a policy needs.
+    """Return the phase that trains a policy with `settings`. ask: see make_plan."""
+    # reward_sources.sources imports all kinds of rewards, which only a policy needs.
     from lm_human_preferences.reward_sources.sources import source_of
 
     retraining = None
@@ -253,7 +253,7 @@ def sizes_of(plan: Plan, sizes: Sizes, create: Callable[[Iterable[str]], Network
 
 
 def check_queries(plan: Plan, encoder: Encoder, *, with_test: bool = False) -> list[str]:
-    """Return notes on the ends of responses and on the queries; UserError if these are unusable.
+    """Return notes on the ends of responses and on queries; UserError if either are unusable.
 
     with_test: also return notes on the evaluation's queries, which a training does not check.
     """
