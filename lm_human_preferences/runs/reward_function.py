@@ -14,7 +14,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.runs import run_files, run_record
 from lm_human_preferences.utils.streams import note
 
-NAME = 'rewards.function'  # name of the option
+NAME = 'rewards.function'  # name of the option that gives a reward function
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +60,9 @@ def check_named(run: str, recorded: str, named: str | None) -> None:
     copy = storage.join(run, run_files.FUNCTION)
     if named is None:
         raise UserError(
-            f'{run} learns from a function, and code runs only where a command names it: repeat'
-            f' --{NAME} {shlex.quote(recorded)} (the run keeps a copy to read, {copy})'
+            f'{run} learns from a reward function, and code runs only if you name it in the'
+            f' command: repeat --{NAME} {shlex.quote(recorded)} (the run has a copy of the code for'
+            f' you to read, {copy})'
         )
     digest = run_record.training(run, run_files.POLICY.command)['digests'].get(NAME)
     if digest not in (None, read(named).digest):

@@ -38,7 +38,7 @@ def check_directory(directory: str) -> None:
                     ' would be written and deleted: replace the link by the folder itself'
                 )
     if danger := storage.open_to_others(directory):
-        raise UserError(f'--save_dir: {danger}: give a directory inside one of your own')
+        raise UserError(f'--save_dir: {danger}: give a folder inside a directory of your own')
 
 
 def own_files(hparams: Training) -> list[str]:
@@ -107,13 +107,13 @@ def prepare_run_dir(
         return []
     refuse_existing(hparams, overwrite=overwrite)
     for path in own_files(hparams) if overwrite and not dry_run else ():
-        if not path.endswith(run_files.RECORD):  # the record may have entries of other trainings
+        if not path.endswith(run_files.RECORD):  # run.json may list other trainings
             storage.remove(path)
     return []
 
 
 def fetch_run_dir(save_dir: str) -> str:
-    """Return a run's local directory; downloads missing files; UserError if the run is in use."""
+    """Return a run's local directory after downloading missing files; UserError if in use."""
     directory = storage.staging_dir(save_dir)
     if directory == save_dir or launch_methods.current().rank:
         return save_dir
@@ -146,7 +146,7 @@ def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[Callable[[], None] |
                     storage.remove(path)
             if storage.is_remote(save_dir):
                 if not hparams.run.resume:
-                    run_record.fetch(save_dir, directory)  # keeps entries of other trainings
+                    run_record.fetch(save_dir, directory)  # run.json may list other trainings
                 files = run_files.uploaded_by(hparams.commands)
                 upload = stack.enter_context(uploads.uploaded(save_dir, directory, files))
             stack.enter_context(run_record.ended(directory, hparams.command))
@@ -215,8 +215,8 @@ def held(directory: str, ranks: int) -> Iterator[None]:
                 os.write(lock.fileno(), process.encode())
             yield
         finally:
-            # Check the file first: a user may have deleted it, and another process made a new one.
-            with contextlib.suppress(OSError):  # an upload deleted the directory, or it has files
+            # The lock file may be another process's, if a user has deleted the one made here.
+            with contextlib.suppress(OSError):  # the directory may be gone, or not be empty
                 if _is_at(path, lock):
                     os.remove(path)
                     if is_new:
@@ -228,7 +228,7 @@ def _is_at(path: str, lock: io.FileIO) -> bool:
 
 
 def _holder(path: str) -> str:
-    """Return the process that a lock file names, which anybody may have written; '' if none."""
+    """Return the lock file's text, which names the process that writes the run; '' if no file."""
     if not os.path.exists(path):
         return ''
     with open(path, 'rb', opener=storage.open_nofollow) as file:

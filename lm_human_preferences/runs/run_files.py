@@ -9,22 +9,22 @@ from collections.abc import Iterable
 
 from lm_human_preferences.checkpointing import names
 
-SIZES = 'hparams.json'  # sizes of a model saved by this program or the original
-RECORD = 'run.json'  # record of a run, see run_record.py
-LOCK = 'lock'  # names the process that is writing the run
+SIZES = 'hparams.json'  # file with the sizes of a model, also in runs of the original program
+RECORD = 'run.json'  # file with the record of a run, see run_record.py
+LOCK = 'lock'  # file that names the process that is writing the run
 CHECKPOINTS = 'checkpoints'  # folder of checkpoints, inside a network's folder
-RESULTS = 'evaluation.json'  # results of `evaluate`
+RESULTS = 'evaluation.json'  # file with the results of `evaluate`
 REPORT = 'report.html'
 # Files that `evaluate` and `report` write; they are uploaded, but not deleted with a run.
 EVALUATION = r'evaluation\.(json|png)|report\.html'
-SAMPLES = 'samples.jsonl'  # answers of the policy during the training
+SAMPLES = 'samples.jsonl'  # file with responses of the policy during its training
 LABELS = 'labels'  # folder of labels that are collected while a policy trains
-# Files in every folder of labels, see labels/folder.py
+# Names of the files in every folder of labels, see labels/folder.py
 TASK, QUESTIONS, ANSWERS, USED = 'task.json', 'questions.jsonl', 'answers', 'used.jsonl'
-LABELLER = re.compile(r'[A-Za-z0-9_-]{1,32}')  # name of a labeller, also of the answers' file
+LABELLER = re.compile(r'[A-Za-z0-9_-]{1,32}')  # names of labellers and of their files of answers
 _MEMBER = r'(?:_[1-9]\d*)?'  # suffix of the second and later reward models of an ensemble
-FUNCTION = 'reward_function.py'  # copy of the user's reward function
-# Files of a tokeniser, which are copied beside a model that uses it
+FUNCTION = 'reward_function.py'  # file with a copy of the user's reward function
+# Names of a tokeniser's files, which are copied beside the weights of a model
 TOKENISER, TOKENISER_SETTINGS = 'tokenizer.json', 'tokenizer_config.json'
 GENERATION_CONFIG = 'generation_config.json'
 TOKENISER_FILES = (
@@ -38,9 +38,9 @@ TOKENISER_FILES = (
 _ANSWERS = rf'{ANSWERS}/({LABELLER.pattern})\.jsonl'
 _TOKENISER = '|'.join(map(re.escape, TOKENISER_FILES))
 _LABEL_FILES = rf'({"|".join(map(re.escape, (TASK, QUESTIONS, USED)))}|{_ANSWERS}|{_TOKENISER})'
-ADAPTER = 'adapter.json'  # names the base model and options of a network saved as adapters
-FROZEN_HEAD = 'frozen_head.safetensors'  # head on hidden states, in its reward model's folder
-# Files beside the weights of a network
+ADAPTER = 'adapter.json'  # file with the base model and options of a network saved as adapters
+FROZEN_HEAD = 'frozen_head.safetensors'  # file of a reward model that is only a head
+# Pattern for the files that lie beside the weights of a network
 _MODEL_FILES = (
     rf'{re.escape(SIZES)}|config\.json|{re.escape(ADAPTER)}|encoding|{_TOKENISER}'
     rf'|{re.escape(FROZEN_HEAD)}'
@@ -54,9 +54,9 @@ class CommandFiles:
     command: str
     network: str
     events: str
-    to_resume: str = CHECKPOINTS  # folder of the checkpoints to resume from
-    more: str = ''  # regular expression for other files of the command
-    has_members: bool = False  # whether it may train an ensemble
+    to_resume: str = CHECKPOINTS  # folder of the checkpoints from which a training resumes
+    more: str = ''  # regular expression for files besides settings, events and networks
+    has_members: bool = False  # whether the command may train an ensemble
 
     @property
     def finished(self) -> str:
@@ -121,13 +121,13 @@ def is_network(name: str) -> bool:
 
 
 def written_by(commands: Iterable[str], more: str = '') -> re.Pattern[str]:
-    """Return a pattern that matches the files of these commands. more: pattern of a suffix."""
+    """Return a pattern for the files that `commands` write; `more` is a pattern for suffixes."""
     patterns = [COMMANDS[command].pattern() for command in commands]
     return re.compile(rf'({"|".join([re.escape(RECORD), *patterns])}){more}')
 
 
 def uploaded_by(commands: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern that matches the files to upload while these commands run."""
+    """Return a pattern for the files to upload while `commands` run."""
     return re.compile(rf'(?!.*\.part$)({written_by(commands).pattern}|{EVALUATION})')
 
 

@@ -1,4 +1,4 @@
-"""Record of a run, SAVE_DIR/run.json, beside the files of settings as the original wrote them.
+"""Record of a run, SAVE_DIR/run.json: what the original program's settings files do not hold.
 
 Only this module reads and writes the record, {command: entry}. A run of train_policy that trains
 its reward model has entries of both trainings; a run of the original has no record. An entry holds
@@ -43,13 +43,13 @@ SCRIPTS = ('launch.py', 'sample.py')
 PACKAGES = ('torch', 'transformers', 'numpy')
 _THIS_PROCESS = uuid.uuid4().hex[:12]
 _EMPTY = {'ranks': 0, 'settings': {}, 'digests': {}, 'labels': {}, 'commands': []}
-Record = Mapping[str, Mapping[str, Any]]  # {command: entry}
+Record = Mapping[str, Mapping[str, Any]]  # entries by the names of training commands
 
 
 def read(directory: str) -> dict[str, dict[str, Any]]:
     """Return the record of a local or remote run; {} if it has none; UserError if damaged."""
     path = storage.join(directory, RECORD)
-    if not storage.exists(path):  # also the case offline, if the record is not cached
+    if not storage.exists(path):  # offline, a record that is not cached seems absent
         return {}
     record = storage.read_json(path)
     if not isinstance(record, dict) or not all(map(_is_entry, record.values())):
@@ -97,7 +97,7 @@ def processes(directory: str) -> set[str]:
 def write_trainings(
     directory: str, entries: Mapping[str, Mapping[str, Any]], *, resume: bool
 ) -> None:
-    """Record {command: entry} of trainings that begin. resume: whether they are resumed."""
+    """Record `entries`, {command: entry}, of trainings that begin or, with `resume`, go on."""
     with _changed(directory) as record:
         for command, entry in entries.items():
             before = record.get(command, {})
@@ -187,7 +187,7 @@ def _changed(directory: str) -> Iterator[dict[str, dict[str, Any]]]:
 
 
 def typed(words: Sequence[str]) -> str | None:
-    """Return the words as a command line; None if the script is not this program's."""
+    """Return the command line of `words`; None if words[0] is no script of this program."""
     script = os.path.basename(words[0])
     return shlex.join([f'./{script}', *words[1:]]) if script in SCRIPTS else None
 
@@ -196,7 +196,7 @@ def _now() -> str:
     return time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())
 
 
-@functools.cache  # reading the versions takes 30 ms
+@functools.cache  # reading the versions of packages takes 30 ms
 def versions() -> dict[str, str]:
     """Return {name: version} of this program, of Python and of PACKAGES."""
     own = {'lm-human-preferences': __version__, 'python': platform.python_version()}

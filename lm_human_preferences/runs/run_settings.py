@@ -20,12 +20,12 @@ from lm_human_preferences.utils.streams import note
 
 AnyTraining = TypeVar('AnyTraining', bound=Training)
 INITIAL_MODEL = 'task.policy.initial_model'
-OWN_REWARD = 'rewards.trained_model'  # set by this program if a run trains its own reward model
+OWN_REWARD = 'rewards.trained_model'  # the program sets this option to a run's own reward model
 _GIVEN_FILES = ('task.query_dataset', OWN_REWARD)  # options whose files a resumed run reads again
-_MODEL_FILES = ('.json', '.safetensors')  # endings of a model's files
+_MODEL_FILES = ('.json', '.safetensors')  # endings of the names of a model's files
 LENGTH = 'ppo.total_episodes'
-# Options that the user may change when a run is resumed (also run.serve.*, paths of equal files).
-# tests/faults/test_resume_settings.py shows the effect of each change.
+# Options that a resumed run may change, besides --run.serve.* and the paths of unchanged files.
+# tests/faults/test_resume_settings.py shows what changing an option of a resumed run does.
 MAY_CHANGE = {
     LENGTH,
     'ppo.micro_batch_size',
@@ -47,7 +47,7 @@ MAY_CHANGE = {
 
 
 def write(hparams: Training, directory: str, *, experiment: str | None, ranks: int) -> None:
-    """Write the settings of a run that begins or is resumed into its directory.
+    """Write a run's settings into its directory, when the run begins or is resumed.
 
     run.json is written first, since a run exists once it has the original's files of settings.
     """
@@ -62,7 +62,7 @@ def write(hparams: Training, directory: str, *, experiment: str | None, ranks: i
     trainings: dict[str, hyperparams.HParams] = {hparams.command: hparams}
     about = {'experiment': experiment, 'ranks': ranks, 'digests': digests}
     entries = {hparams.command: {**about, 'settings': settings}}
-    if hparams.policy is not None and hparams.reward_training is not None:  # the run trains both
+    if hparams.policy is not None and hparams.reward_training is not None:
         of_reward = {'ensemble': hparams.members}
         for name, value in settings.items():
             if name.startswith(f'{NEW_MODEL}.'):
@@ -85,7 +85,7 @@ def as_recorded(hparams: AnyTraining) -> AnyTraining:
 
 
 def read_settings(hparams: AnyTraining, directory: str) -> AnyTraining:
-    """Override `hparams` by a run's recorded settings; return it; NotFound if there is no run."""
+    """Return `hparams` overridden by a run's recorded settings; NotFound if there is no run."""
     files = run_files.COMMANDS[hparams.command]
     hparams.override_from_json_file(storage.join(directory, files.settings))
     run_record.check_present(directory)
@@ -112,7 +112,7 @@ def load_run_hparams(save_dir: str) -> policy_options.HParams:
 
 
 def reward_settings_of(run: str) -> reward_options.HParams | None:
-    """Return a reward model's training settings, of which only `task` may be known, or None.
+    """Return a reward model's training settings; only `task` if no more is known, or None.
 
     run: directory of the run, or of the reward model in it.
     """
@@ -189,11 +189,11 @@ def _digests(hparams: Training) -> dict[str, str]:
     """
     settings = decided(hparams)
     if hparams.policy is not None and hparams.new_reward_model is not None:
-        del settings[OWN_REWARD]  # the run trains it
+        del settings[OWN_REWARD]  # the run itself trains this reward model
     found = {}
     for option in _GIVEN_FILES:
         path = settings.get(option)
-        if not isinstance(path, str) or not os.path.isabs(path):  # not a local path
+        if not isinstance(path, str) or not os.path.isabs(path):  # local paths are absolute
             continue
         files = [name for name in (path, jsonl.file_of_test_part(path)) if name is not None]
         if os.path.exists(os.path.join(path, 'config.json')):
@@ -209,7 +209,7 @@ def _digests(hparams: Training) -> dict[str, str]:
 
 
 def pins(hparams: Training, *, ask: bool = True) -> dict[str, Any]:
-    """Return {setting: hub path with commit, or drawn seed}. ask: whether to ask the hub for it."""
+    """Return {option: hub path with commit, or a drawn seed}. ask: whether to query the hub."""
     recorded: dict[str, Any] = {}
     if hparams.run.resume and hparams.run.directory is not None:
         recorded = decided(as_recorded(hparams))
@@ -226,8 +226,10 @@ def pins(hparams: Training, *, ask: bool = True) -> dict[str, Any]:
         if path is not None and storage.is_hub(path) and (ask or storage.is_here(path)):
             found[key] = storage.pinned(value, ask=ask)
             if key == INITIAL_MODEL:
-                found[key] = found[key].removeprefix(path.removesuffix(value))  # as it was typed
-    if hparams.policy is not None and hparams.new_reward_model is not None:  # both share a task
+                # The name of the initial model keeps the form in which the user typed it.
+                found[key] = found[key].removeprefix(path.removesuffix(value))
+    if hparams.policy is not None and hparams.new_reward_model is not None:
+        # A policy and its new reward model have the same task.
         found |= {f'{NEW_MODEL}.{key}': found[key] for key in found if key.startswith('task.')}
     seed = _seed_of_ensemble(hparams)
     if seed is not None:
@@ -236,7 +238,7 @@ def pins(hparams: Training, *, ask: bool = True) -> dict[str, Any]:
 
 
 def _seed_of_ensemble(hparams: Training) -> str | None:
-    """Return the option for the seed that an ensemble needs; None if it is set, or not needed."""
+    """Return the option for the seed of an ensemble; None if the seed is set or not needed."""
     training = hparams.reward_training
     if training is None or hparams.members == 1 or training.run.seed is not None:
         return None

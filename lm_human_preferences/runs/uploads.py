@@ -21,13 +21,13 @@ def is_up_to_date(url: str, directory: str) -> bool:
 
 
 def fetch(url: str, directory: str, pattern: re.Pattern[str]) -> None:
-    """Download a run's files that match `pattern`; checkpoint data only of the last two."""
+    """Download a run's files that match `pattern`, with the data of the last two checkpoints."""
     for path in storage.local_files(directory, pattern):
         os.remove(os.path.join(directory, path))
     remote = [path for path in storage.listing(url) if pattern.fullmatch(path)]
     with_values = set()
     for path in filter(_is_list, remote):
-        # Download two checkpoints: the last one cannot be resumed if an error saved it in a step.
+        # Two checkpoints are needed: the last cannot be resumed if saved in the middle of a step.
         with_values.update(_listed(path, storage.read_text(storage.join(url, path)))[-2:])
     # Download the record last, as the directory counts as up to date once it is there.
     for path in sorted(remote, key=lambda path: path == RECORD):
@@ -56,7 +56,7 @@ def upload(url: str, directory: str, pattern: re.Pattern[str]) -> None:
         return (os.path.getsize(file), storage.md5(file)) != remote.get(path)
 
     changed = [path for path in local if path not in lists and differs(path)]
-    # Delete the remote lists before replacing a checkpoint that they may name.
+    # Delete the remote lists of checkpoints before replacing a checkpoint that a list may name.
     if any(_stem(path) and path in remote for path in changed):
         for path in filter(_is_list, list(remote)):
             storage.remove(storage.join(url, path))
@@ -87,7 +87,7 @@ def _stem(path: str) -> str | None:
 
 
 def _listed(path: str, text: str) -> list[str]:
-    """Return the paths of the checkpoints in the list at `path`, whose content is `text`."""
+    """Return the paths of the checkpoints that `text`, the content of the list at `path`, names."""
     directory = os.path.dirname(path)
     return [os.path.join(directory, name) for name in names.parse_checkpoint_file(text)]
 
@@ -98,7 +98,7 @@ def uploaded(url: str, directory: str, pattern: re.Pattern[str]) -> Iterator[Cal
 
     After the block, upload the rest; UserError if that fails, otherwise the directory is deleted.
     """
-    place = storage.join(url, 'access')  # written and removed to test whether uploads are allowed
+    place = storage.join(url, 'access')  # this file only tests whether uploads are allowed
     with about_option('--save_dir', storage.StorageError):
         storage.write(place, io.BytesIO())
         storage.remove(place)
@@ -115,7 +115,7 @@ def uploaded(url: str, directory: str, pattern: re.Pattern[str]) -> Iterator[Cal
 
     def try_to_finish() -> None:
         """Upload what is missing; print a warning if that fails."""
-        from lm_human_preferences.utils.logging import announce  # loads numpy, slow for --help
+        from lm_human_preferences.utils.logging import announce  # loading numpy would delay --help
 
         try:
             finish()
