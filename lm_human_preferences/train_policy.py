@@ -37,8 +37,8 @@ from lm_human_preferences.training.loop import (
 from lm_human_preferences.utils.core import exact_div
 from lm_human_preferences.utils.logging import Logger, announce
 
-KL_TARGETS = 10  # an alarm is raised above this multiple of the target of the KL divergence
-KL_PER_TOKEN = 2  # without a target: alarm above this KL, in nats per token of a response
+KL_TARGETS = 10  # an alarm is raised if the KL divergence exceeds this multiple of its target
+KL_PER_TOKEN = 2  # without a target, an alarm is raised above this KL in nats per response token
 FINITE = ('ppo/loss/total', KL, 'objective/score')
 
 
@@ -107,7 +107,7 @@ def train(hparams: HParams, comm: Comm | None = None, experiment: str | None = N
                     _train_rewards(run, plan)
                 console.dump(hparams)
                 phase = dataclasses.replace(plan.policy, source=plan.policy.source.pinned(comm))
-                # Networks and optimizer
+                # Build the networks and the optimizer.
                 initial_model = run.prepare(phase, checkpointer)
                 trainer = build_trainer(phase, initial_model, comm)
                 run.restore(trainer, phase, initial_model, checkpointer)
@@ -149,12 +149,14 @@ def _warn_of_lost_steps(hparams: HParams) -> None:
         return
     log = curves.read(run.directory, run_files.POLICY.events)
     steps = round(max(log.curves.get('elapsed/updates', {0: 0}).values()))
-    lost = f'{run.save_dir} logged {steps} steps of the policy but has no checkpoint'
+    logged = f'{run.save_dir} logged {steps} steps of the policy'
     # A checkpoint is complete before the next one begins, and is begun before the next step.
     if steps > 2 * run_settings.as_recorded(hparams).run.save_interval:
-        raise UserError(f'{lost}: restore them, or begin again with --overwrite')
+        raise UserError(
+            f'{logged} but has no checkpoints: restore them, or begin again with --overwrite'
+        )
     if steps:
-        announce(f'WARNING: {lost}: it begins with the first step again')
+        announce(f'WARNING: {logged} but has no checkpoints: it begins with the first step again')
 
 
 def _train_rewards(run: session.Run, plan: Plan) -> None:
@@ -180,7 +182,7 @@ def hooks(trainer: PPOTrainer, phase: TrainPolicy, checkpointer: Checkpointer) -
     if run.sample_queries and run.directory is not None and trainer.comm.rank == 0:
         found.append(tracked_samples.TrackedSamples(trainer, phase, checkpointer.seed, reader))
     columns = {'score': ('objective/score', '.2f')}
-    if trainer.reward_blocks:  # a head gives the scores
+    if trainer.reward_blocks:  # the reward is a head on hidden states
         columns['spread'] = 'objective/score_std', '.2f'
     columns |= {'KL': (KL, 'z.2f'), 'KL coef': (KL_COEF, '.4g'), 'loss': ('ppo/loss/total', '.3f')}
     return [

@@ -100,7 +100,7 @@ def train_models(run: session.Run, left: Sequence[TrainReward]) -> Prediction | 
             checkpoints.save(finished, 'model.ckpt', variables_of(trainer))
             shutil.rmtree(unfinished, ignore_errors=True)
         prediction, last_step = trainer.prediction, trainer.total_steps - 1
-        del trainer  # frees its memory for the next model
+        del trainer  # the next model needs the trainer's memory
         if phase.members > 1 and phase is left[-1] and prediction and finished and comm.rank == 0:
             prediction = _measure_mean(phase, labels.held_out, last_step, comm)
     return prediction
@@ -167,7 +167,7 @@ def logger_of(phase: TrainReward, comm: Comm) -> Logger:
 
 def _measure_mean(phase: TrainReward, held_out: Labels | None, step: int, comm: Comm) -> Prediction:
     """Log and return the accuracy of an ensemble's mean, on rank 0."""
-    from lm_human_preferences.reward_sources import loading  # this imports all kinds of rewards
+    from lm_human_preferences.reward_sources import loading  # imports all kinds of rewards
 
     settings, directory = phase.settings, phase.settings.run.directory
     assert directory is not None and held_out is not None

@@ -1,1 +1,1 @@
-"""The trainers of policies and reward models; the subfolder has what the original lacked."""
+"""Trainers of policies and reward models; `additions` has what the original program lacked."""

@@ -53,7 +53,7 @@ class AdaptiveKLController:
         self.params = params
 
     def update(self, current: float, n_steps: int) -> None:
-        """Adapt the coefficient. current: KL of the last step in nats. n_steps: its episodes."""
+        """Adapt the coefficient to the last step's KL, `current` nats, over `n_steps` episodes."""
         proportional_error = np.clip(
             current / self.params.target - 1, -MOST_KL_ERROR, MOST_KL_ERROR
         )
@@ -71,12 +71,13 @@ def make_kl_controller(kl_coef: float, adaptive_kl: AdaptiveKLParams | None) -> 
 
 
 class Responses(NamedTuple):
-    """Rules for a task's responses. Predicates map responses (batch, length) to bool (batch,)."""
+    """Rules for a task's responses; predicates map responses (batch, length) to bool (batch,)."""
 
     length: int
     has_end: Callable[[torch.Tensor], torch.Tensor]
-    is_valid: Callable[[torch.Tensor], torch.Tensor]  # a response ends at truncate_after or later
-    are_logged: bool = True  # whether to log lengths and ends (the original did not)
+    # A response is valid if a token from truncate_after on ends it.
+    is_valid: Callable[[torch.Tensor], torch.Tensor]
+    are_logged: bool = True  # whether to log how long responses are, and how many end
 
 
 def means_of_parts(of_ranks: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, float]:
@@ -114,13 +115,13 @@ class PPOTrainer:
 
     def __post_init__(self) -> None:
         self.steps_done = 0
-        self.rollout: Rollout | None = None  # episodes of the last step
-        self.step_seconds = 0.0  # duration of the last step
-        # score_parts: {component of the score: its values for this rank's responses}
+        self.rollout: Rollout | None = None  # episodes of the last PPO step
+        self.step_seconds = 0.0  # duration of the last PPO step
+        # `score_parts` maps a component of the score to its values for this rank's responses.
         self.score_parts: dict[str, list[float]] = {}
-        self.part_means: dict[str, float] = {}  # {component of the score: mean over all ranks}
+        self.part_means: dict[str, float] = {}  # means of the score's components over ranks
         self.is_undone = False
-        self.response_means: dict[str, float] = {}  # last step's means, see _response_stats
+        self.response_means: dict[str, float] = {}  # last step's means of lengths and ends
         self.start_time = self.last_time = time.monotonic()
         own_networks = {'policy': self.policy, 'ref_policy': self.ref_policy}
         self.networks = {**own_networks, **self.reward_networks}
@@ -157,7 +158,8 @@ class PPOTrainer:
 
         An error on any rank sets `is_undone` on all; ranks without an error raise FailedElsewhere.
         """
-        kind = Exception if self.comm.size > 1 else BaseException  # with ranks, Ctrl-C ends at once
+        # With several ranks, Ctrl-C is not caught here, and ends the training at once.
+        kind = Exception if self.comm.size > 1 else BaseException
         error, rollout = None, None
         try:
             # Sample queries: x ~ D
@@ -294,7 +296,7 @@ class PPOTrainer:
         return means
 
     def _response_stats(self, rollout: Rollout) -> dict[str, torch.Tensor]:
-        """Return this rank's mean response length, and its fractions of ended, valid responses."""
+        """Return the mean length of this rank's responses, and the ended and valid fractions."""
         real = rollout.scored_responses != self.policy.padding_token
         means = {
             LENGTH: real.sum(1).float().mean(),
@@ -315,7 +317,7 @@ class PPOTrainer:
         return self.policy.model.variable_names
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return {name: tensor} of a checkpoint: parameters, Adam's moments, counts and times."""
+        """Return a checkpoint's tensors by name: parameters, Adam's moments, step counts, times."""
         epoch = time.time() - time.monotonic()  # the original saves times as seconds since 1970
         return {
             **self.roles.parameters(self.networks),

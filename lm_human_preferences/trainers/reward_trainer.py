@@ -54,8 +54,8 @@ class RewardModelTrainer:
         self.label_type = label_types.get(self.settings.labels.type)
         self.num_train = len(self.labels['query'])
         self.steps_done = 0
-        self.is_undone = False  # stays False, as a failed step may have changed the weights
-        self.order: np.ndarray | None = None  # indices of labels in the order of all epochs
+        self.is_undone = False  # no failed step counts as undone: weights may have changed
+        self.order: np.ndarray | None = None  # indices of labels, in the order of learning
         self.prediction: Prediction | None = None  # last measured accuracy on held-out labels
         self.networks = {'reward_model': self.reward_model, 'ref_policy': self.policy}
         learning = REWARD_NETWORKS.learning_parameters(self.networks)
@@ -142,7 +142,7 @@ class RewardModelTrainer:
         return map_micro_batches(recomputed, size, queries, responses)
 
     def normalize(self, target_mean: float, target_std: float) -> None:
-        """Scale rewards so that the initial policy's have this mean and std; or UserError."""
+        """Scale rewards to the target mean and std over samples of the initial policy."""
         if not self.settings.normalize_samples:
             return
         self.reward_model.reset_reward_scale()
@@ -202,7 +202,7 @@ class RewardModelTrainer:
         return self.reward_model.model.variable_names
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return {name: tensor} of a checkpoint: parameters, Adam's moments, counts of steps."""
+        """Return a checkpoint's tensors by name: parameters, Adam's moments, step counts."""
         return {
             **REWARD_NETWORKS.parameters(self.networks),
             **self.optimizer.moments(),
@@ -256,7 +256,7 @@ def trainer_of(
 
 
 class TrainingLabels(NamedTuple):
-    """Labels {field: (labels, ...)}, notes for the user, and facts `about` for run.json."""
+    """Labels to learn from, held-out labels, notes for the user, and facts for run.json."""
 
     learned: Labels
     held_out: Labels | None
@@ -301,7 +301,7 @@ def read_labels(phase: TrainReward, policy: Policy, comm: Comm) -> TrainingLabel
 
 
 def label_counts(learned: Labels, held_out: Labels | None) -> dict[str, int]:
-    """Return {name: count} for labels learned from, held-out labels, and their queries."""
+    """Return the numbers of labels learned from, of held-out labels, and of their queries."""
     queries = learned['query']
     found = {'learned_from': len(queries), 'held_out': 0, 'held_out_queries': 0}
     if held_out is not None:

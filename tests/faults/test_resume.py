@@ -154,7 +154,7 @@ def test_checkpoints_that_are_gone(interval, is_lost, tmp_path):
     )
     succeed(words)
     shutil.rmtree(tmp_path / 'run/policy/checkpoints')
-    told = f'{tmp_path}/run logged 3 steps of the policy but has no checkpoint: '
+    told = f'{tmp_path}/run logged 3 steps of the policy but has no checkpoints: '
     result = invoke(f'resume {tmp_path}/run')
     if is_lost:
         assert last_error_of(result) == f'{told}restore them, or begin again with --overwrite'

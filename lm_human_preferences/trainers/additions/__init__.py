@@ -1,1 +1,1 @@
-"""What trainings have beyond the original: resuming, heads, tracked samples, their console."""
+"""Parts of training that the original program lacked: resuming, heads, samples, console."""

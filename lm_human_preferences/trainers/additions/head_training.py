@@ -25,7 +25,7 @@ from lm_human_preferences.trainers.additions import session
 from lm_human_preferences.utils.core import ceil_div, exact_div
 from lm_human_preferences.utils.logging import Logger, announce, log_in_summary, progress
 
-ROWS = 64  # responses in one forward pass
+ROWS = 64  # number of responses in one forward pass
 
 
 def train(run: session.Run, phase: FitHead) -> Prediction | None:
@@ -79,14 +79,14 @@ def fit(
     subjects = subjects_of(labels, label_type, reference.encoder)
     fitted = fit_head(features, labels, label_type, others, subjects)
     head = _normalized(phase, fitted.head, others, may_be_constant)
-    comm.broadcast_(vars(head).values())  # last digits depend on the number of threads
+    comm.broadcast_(vars(head).values())  # a fit's last digits depend on the number of threads
     return fitted._replace(head=head)
 
 
 def _features_of_labels(
     reference: Policy, queries: torch.Tensor, responses: torch.Tensor, comm: Comm
 ) -> torch.Tensor:
-    """Return all labels' features (labels, n, features) for `responses (labels, n, length)`."""
+    """Return the features of all labels' responses, as (labels, responses, features)."""
     own = slice(comm.rank, None, comm.size)
     rows = max(1, ROWS // responses.shape[1])
     parts = zip(queries[own].split(rows), responses[own].split(rows), strict=True)

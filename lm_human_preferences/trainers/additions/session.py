@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 OUT_OF_MEMORY = re.compile(
     r"[^:]*out of memory.*|can't allocate memory.*|Unable to allocate.*"
-)  # messages of PyTorch on GPUs, PyTorch on CPUs and numpy
+)  # out-of-memory messages of PyTorch on GPUs, PyTorch on CPUs and numpy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Run:
             initial_model = self.bases.under(
                 initial_model, phase.adapters, settings.run, network, self.comm
             )
-        checkpointer.set_seed(settings.run.seed)  # last: reading a base may draw random numbers
+        checkpointer.set_seed(settings.run.seed)  # loading may draw random numbers, so seed last
         return initial_model
 
     def restore(
@@ -148,7 +148,7 @@ def oom_explained() -> Iterator[None]:
     """Turn out-of-memory errors within the block into a UserError."""
     try:
         yield
-    except (MemoryError, RuntimeError) as e:  # PyTorch raises RuntimeError on CPUs
+    except (MemoryError, RuntimeError) as e:  # out of memory, PyTorch on CPUs raises RuntimeError
         message = OUT_OF_MEMORY.search(str(e))
         if message is None:
             raise
@@ -187,7 +187,7 @@ def pin(settings: Settings, comm: Comm) -> None:
     """Set the commits, seeds and number of reward models on all ranks to those of rank 0."""
 
     def pinned() -> dict[str, Any]:
-        """Fetch the initial model's small files, and return the pinned settings."""
+        """Fetch the initial model's small files; return the settings that the run keeps."""
         found = pins(settings)
         if run_settings.INITIAL_MODEL in found:
             lm_tasks.initial_model(found[run_settings.INITIAL_MODEL]).fetch()
@@ -197,7 +197,7 @@ def pin(settings: Settings, comm: Comm) -> None:
 
 
 def pins(settings: Settings, *, ask: bool = True) -> dict[str, Any]:
-    """Return {setting: value} of the pinned settings. ask: False if no server may be asked."""
+    """Return a run's fixed commits, seeds and ensemble size. ask: whether to query servers."""
     found = run_settings.pins(settings, ask=ask)
     policy = settings.policy
     if policy is not None and policy.rewards.ensemble is None:

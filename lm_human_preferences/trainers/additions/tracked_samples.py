@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from lm_human_preferences.plan.phases import TrainPolicy
     from lm_human_preferences.ppo import Rollout
 
-SHOWN, SHOWN_IN_SUMMARY = 3, 2  # numbers of samples with --run.console original and summary
-TIMES = 10  # number of times that a run answers each query
-_TRIES = 20  # draws per query before giving up: the data set may have fewer different queries
+SHOWN, SHOWN_IN_SUMMARY = 3, 2  # numbers of samples that --run.console original and summary show
+TIMES = 10  # number of times that a training answers each tracked query
+_TRIES = 20  # maximum number of draws per query, as the data set may repeat queries
 
 
 def fixed_queries(
     task: lm_tasks.TaskHParams, encoder: Encoder, count: int, labels: str | None
 ) -> torch.Tensor:
-    """Return the first `count` different queries of the data set: (at most count, query_length)."""
+    """Return the first `count` different queries of the data set, or fewer if it has fewer."""
     sampler = lm_tasks.make_query_sampler(task, encoder=encoder, batch_size=1, labels=labels)
     found: dict[tuple[int, ...], None] = {}
     for _ in range(_TRIES * count):
@@ -88,7 +88,7 @@ class TrackedSamples(Hook):
         labels = phase.source.label_source()
         with random_stream(seed, 'queries of samples'):
             self.queries = fixed_queries(task, trainer.policy.encoder, count, labels)
-        self.interval = ceil_div(trainer.total_steps, TIMES)  # steps between two samples
+        self.interval = ceil_div(trainer.total_steps, TIMES)  # steps between two sets of samples
         self.has_ends = task.truncates  # whether a response can end before its last token
 
     def __enter__(self) -> TrackedSamples:
@@ -112,7 +112,7 @@ class TrackedSamples(Hook):
         try:
             with random_stream(self.seed, 'samples', step):
                 rollout = self.trainer.generate(self.queries)
-        except UserError as e:  # a reward has failed; it may work again at the next step
+        except UserError as e:  # a reward that fails may work again at the next step
             announce(f'WARNING: {self.path} has no samples of step {step}: {e}')
             return
         lines, shown = [], [f'samples of step {step}:']
