@@ -167,7 +167,7 @@ def logger_of(phase: TrainReward, comm: Comm) -> Logger:
 
 def _measure_mean(phase: TrainReward, held_out: Labels | None, step: int, comm: Comm) -> Prediction:
     """Log and return the accuracy of an ensemble's mean, on rank 0."""
-    from lm_human_preferences.reward_sources import loading  # imports all kinds of rewards
+    from lm_human_preferences.reward_sources import loading  # this loads all kinds of rewards
 
     settings, directory = phase.settings, phase.settings.run.directory
     assert directory is not None and held_out is not None

@@ -65,7 +65,7 @@ class Comm:
         """End the communication; afterwards, ranks may end one by one."""
 
     def all_reduce_mean(self, stats: Mapping[str, float], weight: float = 1.0) -> dict[str, float]:
-        """Return the weighted mean over ranks of each number in `stats`; weight 0 may have none."""
+        """Return weighted means of numbers over ranks; a rank of weight 0 may have no `stats`."""
         everything = self.all_gather_object((dict(stats), weight))
         counting = [(each, weight) for each, weight in everything if weight > 0]
         total = sum(weight for _, weight in counting)

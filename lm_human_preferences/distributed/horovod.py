@@ -30,7 +30,7 @@ class Horovod:
 
         self.seconds = seconds
         self.hvd: Any = horovod.torch
-        os.environ.setdefault('HOROVOD_FUSION_THRESHOLD', '0')  # gradients are fused already
+        os.environ.setdefault('HOROVOD_FUSION_THRESHOLD', '0')  # gradients already come in buckets
         if not torch.cuda.is_available():
             # By default, Horovod's thread wakes up every millisecond, which slows computation.
             os.environ.setdefault('HOROVOD_CYCLE_TIME', '10')

@@ -12,7 +12,7 @@ from lm_human_preferences.errors import UserError
 
 # Ports for Slurm jobs lie above the ports of services, below those of outgoing connections.
 _FIRST_PORT, _PORT_COUNT = 10240, 20480
-# torchrun, Azure ML and operators of Kubernetes set these variables for torch.distributed.
+# Environment variables of torch.distributed, set by torchrun, Azure ML and Kubernetes operators
 _TORCH_VARIABLES = ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
 TERMINAL = 'LMHP_TERMINAL'  # environment variable: whether the ranks' output goes to a terminal
 # Prefixes of variables of other launchers, which the ranks of our own mpiexec must not inherit

@@ -1,4 +1,4 @@
-"""Connection of ranks to a shared key-value store, by MPI or TCP; one of them reports errors."""
+"""Connection of ranks to a shared key-value store, by MPI or TCP; one rank reports an error."""
 
 from __future__ import annotations
 
@@ -156,31 +156,31 @@ def listen(place: Endpoint) -> socket.socket:
 
 
 def open_store(place: Endpoint, listener: socket.socket | None, seconds: int) -> Store:
-    """Serve the ranks' store at `listener`, or connect to it; RankLost after `seconds` in vain."""
+    """Return the ranks' key-value store, served at `listener` or, without one, by another rank."""
     import torch.distributed
 
     dist: Any = torch.distributed
     options: dict[str, Any] = {'timeout': datetime.timedelta(seconds=seconds)}
     if listener is not None:
         options.update(is_master=True, master_listen_fd=listener.detach())
-    else:
-        late = (
+    elif not _wait(lambda: _answers(place.address, place.port), seconds):
+        raise RankLost(
             f'nothing answers at {place.address}, TCP port {place.port} within {seconds} s:'
             ' MASTER_ADDR and MASTER_PORT must name the host of rank 0 and a free port there'
             ' (torchrun: by --local-addr on that host)'
         )
-        _wait(lambda: _answers(place.address, place.port), seconds, late)
     store = dist.TCPStore(place.address, place.port, wait_for_workers=False, **options)
     return dist.PrefixStore(place.job, store)
 
 
-def _wait(is_there: Callable[[], bool], seconds: float, message: str) -> None:
-    """Poll until `is_there()` is true; raise RankLost(message) after `seconds` without success."""
+def _wait(is_there: Callable[[], bool], seconds: float) -> bool:
+    """Wait until `is_there()` is true; return False after `seconds`. Signals can interrupt it."""
     end = time.monotonic() + seconds
     while not is_there():
         if time.monotonic() > end:
-            raise RankLost(message)
+            return False
         time.sleep(_POLL_SECONDS)
+    return True
 
 
 def _answers(address: str, port: int) -> bool:
@@ -196,8 +196,8 @@ def choose_interface(store: Store, place: Endpoint, launch: Launch, seconds: flo
     here, own = interfaces(), _address_towards(place.address)
     keys = [f'address of rank {rank}' for rank in range(launch.size)]
     store.set(keys[launch.rank], own)
-    late = f'not all {launch.size} ranks have come; see --run.allreduce_timeout'
-    _wait(lambda: store.check(keys), seconds, late)
+    if not _wait(lambda: store.check(keys), seconds):
+        raise RankLost(f'not all {launch.size} ranks have connected; see --run.allreduce_timeout')
     for key in keys:
         address = store.get(key).decode()
         if address not in here:  # on rank 0's host, choose the interface towards another host

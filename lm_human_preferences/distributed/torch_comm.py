@@ -28,7 +28,7 @@ from lm_human_preferences.machine import hardware
 _TENSOR = '\0tensor'  # key of JSON objects that encode a tensor, and of no others
 # Buckets of this many bytes are averaged while the backward pass computes more gradients.
 BUCKET_BYTES = 64 << 20
-STACKS_SECONDS = 5  # seconds after the timeout until stacks are printed
+STACKS_SECONDS = 5  # seconds after the timeout until stack traces are printed
 
 
 class TorchComm(Comm):
@@ -40,7 +40,7 @@ class TorchComm(Comm):
         launch = launch_methods.current()
         self.rank, self.size = launch.rank, launch.size
         timeout = datetime.timedelta(seconds=seconds)
-        # If MPI_Init or a wrong address makes this rank wait for ever, print stacks and exit.
+        # If MPI_Init or a wrong address makes this rank wait for ever, print stack traces and exit.
         later = seconds + STACKS_SECONDS * (2 if self.rank else 1)
         faulthandler.dump_traceback_later(later, exit=True, file=sys.__stderr__ or sys.stderr)
         group = {'rank': self.rank, 'world_size': self.size, 'timeout': timeout}

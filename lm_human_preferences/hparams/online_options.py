@@ -106,7 +106,7 @@ class OnlineHParams(hyperparams.HParams):
         return self.source == PEOPLE
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that `initial` is at most `labels`, and that people's answers have no `error`."""
+        """Check that `initial` is at most `labels`, and that `error` is 0 if people answer."""
         yield (
             self.initial is not None and self.initial > self.labels,
             '{initial=} is more than {labels=}',

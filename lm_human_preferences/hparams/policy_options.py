@@ -17,10 +17,10 @@ from lm_human_preferences.utils.option_checks import ceil_div, check_multiple
 
 _IS_FUNCTION = re.compile(r'.+\.py:[^\W\d]\w*')
 _LEAST_TO_WHITEN = 8  # minimum number of responses in a minibatch whose rewards are whitened
-MOST_KL_ERROR = 0.2  # limit of the relative error of the KL in a step by which kl_coef adapts
+MOST_KL_ERROR = 0.2  # maximum relative error of the KL divergence that adapts kl_coef in one step
 MOST_PESSIMISM = 100  # maximum of --rewards.pessimism; with more, mean scores would hardly count
 NEW_MODEL = 'rewards.train_new_model'
-Experiments = Mapping[str, Mapping[str, Any]]  # options of each COMMAND/EXPERIMENT
+Experiments = Mapping[str, Mapping[str, Any]]  # options of each experiment, by COMMAND/EXPERIMENT
 OF_ONE_START = ('run.resume', 'run.console')  # options that each start of a run sets anew
 # Options that the program sets itself: directories, and the new reward model's copy of the task
 NOT_DECIDED = ('run.save_dir', f'{NEW_MODEL}.run.save_dir', f'{NEW_MODEL}.task')
@@ -277,7 +277,7 @@ class HParams(hyperparams.HParams):
         check_multiple(self.ppo.batch_size, '--ppo.batch_size', {**ranks, **parts})
 
     def _least_to_whiten(self, parts: int) -> int:
-        """Return the smallest batch size with which `parts` minibatches can be whitened."""
+        """Return the smallest batch size for `parts` minibatches to whiten; 0 without whitening."""
         return _LEAST_TO_WHITEN * parts if self.ppo.whiten_rewards else 0
 
 

@@ -253,7 +253,7 @@ def sizes_of(plan: Plan, sizes: Sizes, create: Callable[[Iterable[str]], Network
 
 
 def check_queries(plan: Plan, encoder: Encoder, *, with_test: bool = False) -> list[str]:
-    """Return notes on the ends of responses and on queries; UserError if either are unusable.
+    """Return notes on the ends of responses and on queries; UserError if either is unusable.
 
     with_test: also return notes on the evaluation's queries, which a training does not check.
     """

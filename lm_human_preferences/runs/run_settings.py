@@ -112,7 +112,7 @@ def load_run_hparams(save_dir: str) -> policy_options.HParams:
 
 
 def reward_settings_of(run: str) -> reward_options.HParams | None:
-    """Return a reward model's training settings; only `task` if no more is known, or None.
+    """Return a reward model's training settings, with `task` alone if no more is known, or None.
 
     run: directory of the run, or of the reward model in it.
     """

@@ -21,7 +21,7 @@ def is_up_to_date(url: str, directory: str) -> bool:
 
 
 def fetch(url: str, directory: str, pattern: re.Pattern[str]) -> None:
-    """Download a run's files that match `pattern`, with the data of the last two checkpoints."""
+    """Download a run's files that match `pattern`, but data of the last two checkpoints only."""
     for path in storage.local_files(directory, pattern):
         os.remove(os.path.join(directory, path))
     remote = [path for path in storage.listing(url) if pattern.fullmatch(path)]
@@ -29,7 +29,7 @@ def fetch(url: str, directory: str, pattern: re.Pattern[str]) -> None:
     for path in filter(_is_list, remote):
         # Two checkpoints are needed: the last cannot be resumed if saved in the middle of a step.
         with_values.update(_listed(path, storage.read_text(storage.join(url, path)))[-2:])
-    # Download the record last, as the directory counts as up to date once it is there.
+    # Download the record last, because a directory with a record counts as up to date.
     for path in sorted(remote, key=lambda path: path == RECORD):
         if not path.endswith(names.DATA) or _stem(path) in with_values:
             target = os.path.join(directory, path)

@@ -121,7 +121,7 @@ class PPOTrainer:
         self.score_parts: dict[str, list[float]] = {}
         self.part_means: dict[str, float] = {}  # means of the score's components over ranks
         self.is_undone = False
-        self.response_means: dict[str, float] = {}  # last step's means of lengths and ends
+        self.response_means: dict[str, float] = {}  # means over the last step's responses, by name
         self.start_time = self.last_time = time.monotonic()
         own_networks = {'policy': self.policy, 'ref_policy': self.ref_policy}
         self.networks = {**own_networks, **self.reward_networks}
@@ -252,7 +252,7 @@ class PPOTrainer:
         samples_per_query = self.ppo.samples_per_query
         mean_tokens = self.comm.all_reduce_mean({'tokens': minibatch.tokens})['tokens']
         for part in parts:
-            share = part.tokens / mean_tokens  # a token then has the same weight on every rank
+            share = part.tokens / mean_tokens  # each token has the same weight on every rank
             outputs = self.policy.analyze_responses_op(
                 part.queries, part.responses, samples_per_query
             )

@@ -145,7 +145,7 @@ WAITS = {
     'what, told',
     [
         ('store', '^nothing answers at 127.0.0.1, TCP port .* within 0 s: MASTER_ADDR and'),
-        ('others', '^not all 2 ranks have come; see --run.allreduce_timeout'),
+        ('others', '^not all 2 ranks have connected; see --run.allreduce_timeout'),
     ],
 )
 def test_a_rank_that_waits(nowhere, monkeypatch, what, told):

@@ -104,7 +104,7 @@ def _features_of_labels(
 
 
 def _tokens(reference: Policy, queries: torch.Tensor, responses: torch.Tensor) -> int:
-    """Return the number of tokens to compute: a query counts once for each of its responses."""
+    """Return the number of tokens to process: a query counts once for each of its responses."""
     real = [(each != reference.padding_token).sum().item() for each in (queries, responses)]
     return int(real[0] * responses.shape[1] + real[1])
 
