@@ -101,13 +101,6 @@ def test_number_at_the_end_without_a_value_is_1_and_says_so(started):
     assert result.stderr == 'note: --ppo.lr without a value means 1\n'
 
 
-def test_leaf_switches_its_group_on(started):
-    invoke('train_policy cnndm nm --rewards.adaptive_kl.target 6')
-    rewards = hparams_of(started).rewards
-    assert rewards.adaptive_kl == policy_options.AdaptiveKLParams(target=6.0)
-    assert rewards.kl_coef == 0.01 and rewards.train_new_model is not None
-
-
 def test_published_reward_model(started):
     result = invoke(f"train_policy descriptiveness nm --{NEW} 'off'")
     rewards = hparams_of(started).rewards
@@ -115,15 +108,6 @@ def test_published_reward_model(started):
     assert (rewards.train_new_model, rewards.trained_model) == (None, published)
     note = f'note: no --rewards.trained_model given: using the published one, {published}\n'
     assert result.stderr == note
-
-
-@pytest.mark.parametrize('key', ['task.query_length', f'{NEW}.task.query_length'])
-def test_task_given_once(key, started):
-    """Original-defects 27."""
-    succeed(f'train_policy sentiment nm --{key} 5')
-    hparams = hparams_of(started)
-    assert hparams.task == hparams.rewards.train_new_model.task
-    assert hparams.task.query_length == 5
 
 
 @pytest.mark.parametrize('asked', [f'--{NEW} --{NEW}.lr 1e-3', f'--{NEW}.lr 1e-3'])
@@ -306,26 +290,14 @@ def job(monkeypatch):
     return calls
 
 
-def gpus(monkeypatch, count):
-    cuda = types.SimpleNamespace(device_count=lambda: count)
-    monkeypatch.setitem(sys.modules, 'torch', types.SimpleNamespace(cuda=cuda))
-
-
-@pytest.mark.parametrize('mpi, count', [(1, 8), (None, 0)])
-def test_one_rank_runs_here(job, monkeypatch, mpi, count):
-    gpus(monkeypatch, count)
-    jobs.start_job('fakejob:train', {'hparams': 3}, mpi)
-    assert job == [{'hparams': 3}]
-
-
-@pytest.mark.parametrize('mpi, count, ranks', [(2, 0, 2), (None, 8, 8)])
-def test_several_ranks(job, monkeypatch, mpi, count, ranks):
+@pytest.mark.parametrize('mpi, gpus, ranks', [(1, 8, 1), (None, 0, 1), (2, 0, 2), (None, 8, 8)])
+def test_one_rank_runs_here_and_several_are_launched(job, monkeypatch, mpi, gpus, ranks):
     launched = []
     monkeypatch.setattr(jobs.launch_methods, 'become_mpiexec', launched.append)
-    gpus(monkeypatch, count)
+    cuda = types.SimpleNamespace(device_count=lambda: gpus)
+    monkeypatch.setitem(sys.modules, 'torch', types.SimpleNamespace(cuda=cuda))
     jobs.start_job('fakejob:train', {'hparams': 3}, mpi)
-    assert launched == [ranks]
-    assert not job
+    assert (job, launched) == (([{'hparams': 3}], []) if ranks == 1 else ([], [ranks]))
 
 
 @pytest.mark.parametrize(
@@ -361,11 +333,6 @@ def test_mistakes_found_by_a_job_are_one_line():
 @pytest.mark.parametrize('error', [ValueError('ours'), KeyError('x')])
 def test_our_own_errors_keep_their_traceback(error):
     assert invoke('train', failing(error)).exception is error
-
-
-def test_interrupt_is_quiet():
-    result = invoke('train', failing(KeyboardInterrupt()))
-    assert (result.exit_code, result.output.strip()) == (130, '')
 
 
 @pytest.fixture
@@ -462,13 +429,6 @@ def test_shell_completion(words, completions):
     *before, last = words.split()
     shell = ShellComplete(launch.cli, {}, 'launch.py', '_LAUNCH_PY_COMPLETE')
     assert [item.value for item in shell.get_completions(before, last)] == completions
-
-
-@pytest.mark.parametrize('words', ['launch.py train_policy', 'sample.py sample'])
-def test_scripts_start(words):
-    script, command = words.split()
-    done = subprocess.run([REPOSITORY / script, command, '--help'], capture_output=True, check=True)
-    assert len(done.stdout.splitlines()) > 10
 
 
 def test_help_loads_nothing_heavy():

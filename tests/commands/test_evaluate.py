@@ -235,35 +235,15 @@ def test_the_picture_has_a_name_and_a_mark_for_each_point(monkeypatch, tmp_path)
     assert list(lines)[2:] == [name for name in KNOWN_ROWS if name != 'known reward']
 
 
-def test_numbers_that_are_not_finite_are_dashes(tmp_path):
-    """Of a network that gives infinite numbers."""
-    results = results_of()
-    for points in results['rewards'].values():
-        points['policy'] = dict.fromkeys(points['policy'])
-    lines = [line.split() for line in report.table(results)]
-    assert lines.count(['policy', '-', '-', '-', '-']) == 2
-    report.draw(results, str(tmp_path / 'out.png'))
-
-
-def log_kl_coefs(run, values, begin=0):
-    write_curves(run / 'tb/ppo', {'objective/kl_coef': values}, begin, is_resumed=begin > 0)
-
-
-def test_the_coefficient_is_the_last_in_force_though_it_is_fixed(tmp_path):
+@pytest.mark.parametrize('adaptive, before', [(None, 0.15), (AdaptiveKLParams(target=6.0), None)])
+def test_the_coefficient_is_the_last_that_was_logged(tmp_path, adaptive, before):
     hparams = HParams()
-    hparams.rewards.kl_coef, hparams.rewards.adaptive_kl = 0.15, None
-    assert evaluate.last_kl_coef(str(tmp_path), hparams) == 0.15
-    log_kl_coefs(tmp_path, [0.15, 0.03])
-    assert evaluate.last_kl_coef(str(tmp_path), hparams) == pytest.approx(0.03)
-
-
-def test_a_coefficient_that_adapts_is_known_from_the_log_alone(tmp_path):
-    hparams = HParams()
-    hparams.rewards.adaptive_kl = AdaptiveKLParams(target=6.0)
-    assert evaluate.last_kl_coef(str(tmp_path), hparams) is None
-    log_kl_coefs(tmp_path, [step / 2 for step in range(12)])
-    log_kl_coefs(tmp_path, [step / 4 for step in range(8, 40)], 8)
-    assert evaluate.last_kl_coef(str(tmp_path), hparams) == 39 / 4
+    hparams.rewards.kl_coef, hparams.rewards.adaptive_kl = 0.15, adaptive
+    assert evaluate.last_kl_coef(str(tmp_path), hparams) == before
+    for begin, values in (0, [0.5, 1.0, 1.5]), (2, [0.25, 0.75]):
+        curves = {'objective/kl_coef': values}
+        write_curves(tmp_path / 'tb/ppo', curves, begin, is_resumed=begin > 0)
+    assert evaluate.last_kl_coef(str(tmp_path), hparams) == 0.75
 
 
 @pytest.fixture

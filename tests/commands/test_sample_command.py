@@ -161,11 +161,6 @@ def test_a_model_without_a_run_is_the_initial_model_of_one(labelled_run):
     assert found.stdout == expected.stdout
 
 
-def test_a_model_without_a_run_has_no_reward():
-    result = invoke(f'sample --mpi=1 {OF_REVIEWS} --prompt=film --best_of=2', sample.cli)
-    assert error_of(result) == 'the model has no reward of its own: give --judge'
-
-
 def test_without_a_reward_model_the_score_is_null(tmp_path):
     words = f'train_policy mock_sentiment run --mpi=1 --save_dir={tmp_path} --run.evaluate=false'
     words += ' --ppo.total_episodes=256 --rewards.train_new_model=off --rewards.trained_model=mock'
@@ -210,25 +205,6 @@ def test_fewer_samples_are_the_beginning_of_more(labelled_run, words):
     most = responses(sampled(labelled_run, *words, '--seed=3', '--nsamples=6').stdout)
     found = responses(sampled(labelled_run, *words, '--seed=3', '--nsamples=5').stdout)
     assert found == most[:5]
-
-
-def test_several_responses_to_each_query_of_the_data_set(labelled_run):
-    """Queries in the data set's order, each as often as asked for, at any batch size."""
-    once = [query for query, _ in responses(sampled(labelled_run, '--nsamples=8').stdout)]
-    result = sampled(labelled_run, '--nsamples=20', '--per_query=3', '--batch_size=8')
-    found = [query for query, _ in responses(result.stdout)]
-    assert found == [query for query in once for _ in range(3)][:20]
-    assert result.stdout.startswith('=' * 80 + '\n') and result.stderr == ''
-
-
-def test_queries_are_those_of_the_test_part(copied_run, tmp_path):
-    (tmp_path / 'x.jsonl').write_text('"the film was"\n')
-    (tmp_path / 'x.test.jsonl').write_text('"the plot was"\n')
-    change_settings(copied_run, query_dataset=f'{tmp_path}/x.jsonl')
-    result = sampled(copied_run, '--nsamples=2')
-    assert [query for query, _ in responses(result.stdout)] == ['the plot was'] * 2
-    part = f'{tmp_path}/x.test.jsonl, the test part'
-    assert result.stderr == f'Queries are from {part}: 1 of 1 texts are used\n'
 
 
 def test_interrupted_sampling_is_quiet_and_its_output_complete(labelled_run, tmp_path):

@@ -65,13 +65,6 @@ def served(path, *names, notes=None, **options):
                 client.close()
 
 
-def id_of(page, token):
-    """Return the id of a question, by what the browser calls it."""
-    service = page.service
-    (id,) = [id for id in service.folder.questions if service._token(id) == token]
-    return id
-
-
 def written(path):
     files = sorted(Path(path, 'answers').glob('*.jsonl'))
     return [line for file in files for line in file.read_text().splitlines()]

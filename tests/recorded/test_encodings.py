@@ -12,7 +12,6 @@ from golden_data import json_if_there, require_bpe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings
 
 RECORDED = json_if_there('encoding.json', default={})
@@ -58,11 +57,6 @@ def test_tokens_are_decoded_as_recorded(name, convert):
 
 def test_encoders_are_made_once():
     assert encoder_of('main') is encoder_of('main')
-
-
-def test_unknown_encoding():
-    with pytest.raises(UserError, match="unknown encoding 'mian'; there are main, test"):
-        encodings.by_name('mian')
 
 
 @functools.cache

@@ -218,16 +218,6 @@ def test_queries_that_are_rendered_already_are_read_as_the_tokens_they_spell(tmp
         assert (encoder.eot_token in sampler()['tokens']) == special
 
 
-def test_a_query_that_spells_a_special_token_has_it_in_a_chat(tmp_path):
-    """As transformers does it."""
-    encoder = encoder_of(tmp_path)
-    query = f'a{END}b'
-    found = ChatTemplate(encoder, '', '', 40).context(tuple(encoder.encode(query)))
-    messages = [{'role': 'user', 'content': query}]
-    theirs = encoder.own.apply_chat_template(messages, add_generation_prompt=True)
-    assert found == theirs['input_ids'] and found.count(encoder.eot_token) == 2
-
-
 @pytest.mark.parametrize('write', [write_byte_level, write_sentencepiece])
 @pytest.mark.parametrize('special', [False, True])
 def test_special_tokens_in_prefix_and_suffix(tmp_path, write, special):

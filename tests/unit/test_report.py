@@ -384,20 +384,12 @@ def test_a_damaged_run_of_a_policy_is_no_reward_model(tmp_path):
     assert facts.head(read(whole))[-1] == 'a policy, not recorded of 6,400 responses'
 
 
-def test_a_run_that_is_given_twice_is_one_run(tmp_path):
-    run = write_run(tmp_path / 'run')
-    assert '<h1>run</h1>' in page_of(run, f'{run}/')
-
-
-def test_the_last_command_is_the_last_by_any_clock(tmp_path):
+def test_how_a_run_ended_is_told_by_its_last_training(tmp_path):
+    """By the order of the commands, as clocks differ; an evaluation finishes no run."""
     run = write_run(tmp_path / 'run')
     write_command(run, 'a', '2026-01-02T00:00:00Z', '2026-01-02T01:00:00Z', 'interrupted')
     write_command(run, 'b', '2026-01-01T00:00:00Z', '2026-01-01T01:00:00Z')
     assert facts.head(read(run))[1] == 'finished 2026-01-01T01:00:00Z'
-
-
-def test_an_evaluation_does_not_finish_a_run(tmp_path):
-    run = write_run(tmp_path / 'run')
     write_command(run, './launch.py train_policy', '2026-01-01T00:00:00Z')
     write_command(run, './launch.py evaluate run', '2026-01-02T00:00:00Z', '2026-01-02T01:00:00Z')
     assert facts.head(read(run))[1].strip() == 'killed'

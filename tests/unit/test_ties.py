@@ -123,11 +123,6 @@ def test_that_all_are_bad_is_trained_as_a_tie_and_counted_apart(tmp_path):
     succeed(f'labels {path} --export {export} --export_as text')
     lines = [json.loads(line) for line in export.read_text().splitlines()]
     assert [line.get('bad') for line in lines if line['best'] == TIE] == [None, True]
-    words = f'import_labels test {export} {tmp_path}/g --ties on'
-    said = invoke(f'{words} --task.query_length 3 --task.response_length 4').stdout
-    assert 'Not read' not in said
-    (log,) = LabelFolder(f'{tmp_path}/g').logs.values()
-    assert [answer.is_bad for answer in log.kept.values()] == [False, True, False]
 
 
 def test_a_folder_is_begun_with_ties_or_without(tmp_path):

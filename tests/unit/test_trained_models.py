@@ -63,15 +63,6 @@ def error_of(directory):
     return str(caught.value)
 
 
-def test_a_directory_is_loaded_and_nothing_is_missing(model_dir, capsys):
-    model = TrainedModel(str(model_dir)).build(scope='policy', scalar_heads=['value'])
-    bundle = Bundle(str(model_dir / 'model.ckpt'))
-    assert variables(model).keys() == bundle.keys()
-    for name, value in variables(model).items():
-        np.testing.assert_array_equal(value, bundle[name])
-    assert capsys.readouterr().out == ''
-
-
 def test_missing_heads_are_drawn_and_reported(model_dir, capsys, monkeypatch):
     monkeypatch.setattr(logging, '_console', 'original')
     model = TrainedModel(str(model_dir)).build(scope='reward_model', scalar_heads=['reward'])
