@@ -32,7 +32,7 @@ from golden_data import bpe_directory
 
 from lm_human_preferences.utils.logging import configure_console
 
-pytest_plugins = ['leftovers', 'limits', 'scheduling']
+pytest_plugins = ['command_line', 'leftovers', 'limits', 'scheduling']
 pytest_plugins += ['blobserver.fixtures', 'hub_server', 'slurm_cluster']
 
 gc.disable()  # until all tests are collected, see there

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from command_line import caught_jobs, error_of, invoke, succeed
+from command_line import error_of, invoke, succeed
 from label_folders import TASK, make_folder, random_questions, say
 from sample_files import label_hparams
 
@@ -38,9 +38,8 @@ def questions_of(path):
     return list(LabelFolder(str(path)).questions.values())
 
 
-def test_a_chat_shows_four_answers_to_choose_from(tmp_path, monkeypatch):
+def test_a_chat_shows_four_answers_to_choose_from(tmp_path, started):
     """A folder keeps its type; a file of questions, and the user, say how many there are."""
-    started = caught_jobs(monkeypatch)
     make_folder(tmp_path / 'made', task={'label_type': 'best_of_2'}, samples=2)
     task = '--task.policy.initial_model reviews --task.query_dataset test'
     for more, path in (
@@ -55,7 +54,6 @@ def test_a_chat_shows_four_answers_to_choose_from(tmp_path, monkeypatch):
 
 
 def test_more_questions_go_on_in_the_data_set_and_none_comes_twice(tmp_path):
-    """The same seed twice: other queries, other samples."""
     texts = tmp_path / 'texts.jsonl'
     texts.write_text('\n'.join(json.dumps(letter * 3) for letter in 'abcdefghijkl'))
     (tmp_path / 'texts.test.jsonl').write_text('"xyz"')
@@ -206,8 +204,6 @@ def run(tmp_path, monkeypatch):
 
 
 def test_what_a_reward_model_has_learned_is_no_test_of_it(answered, run, tmp_path, monkeypatch):
-    """Only of what it has not learned are there intervals: everything, for a function."""
-
     def read_settings(hparams, directory):
         hparams.labels = LabelHParams(source=str(answered), type='best_of_4', held_out=0.5)
         return hparams

@@ -24,10 +24,7 @@ FOLDER = Path(__file__).parents[2] / 'benchmarks'
 
 @pytest.mark.slow
 def test_an_evening(tmp_path, monkeypatch, capsys):
-    """The person is judged by what it likes, not by the head that its answers taught.
-
-    All commands are run, in this process.
-    """
+    """The results are by what the person likes, not by the head that learned their answers."""
     model = write_chat_model(tmp_path / 'model', positions=256)
     for part in ('', '.test'):
         lines = [json.dumps(f'Who is {name}?') for name in ('late', 'quick', 'lazy', 'brown')]
@@ -92,11 +89,7 @@ BENCHMARKS = {  # {command: what it prints}
 
 
 def run_here(path, options, monkeypatch):
-    """Run a benchmark in this process, without seconds of start-up, and so its variants.
-
-    Only startup has processes of its own, which it measures, and scaling its ranks. Responses are
-    a sixth as long: also for a tiny model each token takes its time.
-    """
+    """Run a benchmark and its variants, but not its ranks, in this process, on short responses."""
     for module in ('workload', 'ppo_update'):
         monkeypatch.setattr(importlib.import_module(module), 'RESPONSE_LENGTH', 4)
     coverage = importlib.import_module('evaluation_coverage')

@@ -14,7 +14,6 @@ from click.shell_completion import ShellComplete
 from command_line import (
     NEW,
     PUBLISHED,
-    caught_jobs,
     error_of,
     flat,
     hparams_of,
@@ -40,11 +39,6 @@ from lm_human_preferences.utils.combos import bind, combos, each, label, options
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def started(monkeypatch):
-    return caught_jobs(monkeypatch)
-
-
 @pytest.mark.parametrize(
     'words, key, value',
     [
@@ -53,7 +47,6 @@ def started(monkeypatch):
     ],
 )
 def test_values(words, key, value, started):
-    """Others: recorded/test_cli_recorded.py."""
     succeed(f'train_policy sentiment nm {words}')
     found = flat(hparams_of(started).to_nested_dict())[key]
     assert (type(found), str(found)) == (type(value), str(value))
@@ -73,7 +66,6 @@ def test_values(words, key, value, started):
 def test_an_experiment_means_the_text_of_its_token(
     started, tmp_path, experiment, words, token, text
 ):
-    """Where the model may have a tokeniser of its own; a token that users name is the model's."""
     (tmp_path / 'of_gpt2').mkdir()
     for folder in ('own', 'run/policy'):
         (tmp_path / folder).mkdir(parents=True)
@@ -101,18 +93,22 @@ def test_number_at_the_end_without_a_value_is_1_and_says_so(started):
     assert result.stderr == 'note: --ppo.lr without a value means 1\n'
 
 
+def test_leaf_switches_its_group_on(started):
+    invoke('train_policy cnndm nm --rewards.adaptive_kl.target 6')
+    found = hparams_of(started).rewards.adaptive_kl
+    assert found == policy_options.AdaptiveKLParams(target=6.0)
+
+
 def test_published_reward_model(started):
     result = invoke(f"train_policy descriptiveness nm --{NEW} 'off'")
-    rewards = hparams_of(started).rewards
     published = PUBLISHED.format('descriptiveness')
-    assert (rewards.train_new_model, rewards.trained_model) == (None, published)
+    assert hparams_of(started).rewards.trained_model == published
     note = f'note: no --rewards.trained_model given: using the published one, {published}\n'
     assert result.stderr == note
 
 
 @pytest.mark.parametrize('asked', [f'--{NEW} --{NEW}.lr 1e-3', f'--{NEW}.lr 1e-3'])
 def test_a_reward_model_that_an_experiment_lacks_is_that_of_train_reward(asked, started):
-    """Asked for by itself, or by one of its options; what is given for the task is for both."""
     task = '--task.policy.initial_model org/model --task.query_dataset reviews'
     task += ' --task.policy.lora.rank 4 --mpi 1 --save_dir None'
     succeed(f'train_reward chat nm {task} --labels.source test --lr 1e-3')
@@ -179,7 +175,6 @@ def test_mistakes(argv, message, started):
     assert not started
 
 
-# What the two settings are of which one does not fit the other.
 CONTRADICTIONS = """
 train_reward test nm --labels.type best_of
     --labels.type 'best_of' is none of best_of_N

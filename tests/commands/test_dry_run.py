@@ -61,7 +61,6 @@ def test_sizes_of_released_models_are_known(tmp_path, monkeypatch):
 
 
 def test_a_kl_that_costs_nothing_runs_and_is_noted(tmp_path):
-    """Whatever the horizon: the coefficient stays 0."""
     words = 'train_policy test first --rewards.kl_coef 0'
     note = 'note: --rewards.kl_coef 0.0 stays 0 however it adapts: the KL costs nothing'
     assert note in told(f'{words} --rewards.adaptive_kl.horizon 1', tmp_path)
@@ -97,7 +96,6 @@ def test_labels_are_checked(tmp_path):
         ('--task.query_dataset {}/missing.jsonl', '{}/missing.jsonl: no such file'),
         ('--task.policy.initial_model nosuch', "unknown model 'nosuch'"),
         ('--run.precision tf32', 'tf32 needs a GPU'),
-        ('--mpi 3', '--ppo.batch_size 64 is not a multiple of --mpi 3'),
         (f'{NEW} off --rewards.trained_model mock', "('mock') judges film reviews only"),
         (f'{NEW}.labels.source mock', 'set --task.policy.initial_model reviews'),
     ],

@@ -1,8 +1,6 @@
 """Real ranks, on each engine and launcher: the tests that use ranks.on_ranks.
 
-Each engine averages gradients, alone and in a training. The rest, recordings included, is the same
-for all of them, and is done by one.
-faults/test_two_hosts.py has three ranks, and some without MPI.
+Each engine averages gradients, alone and in a training; one does the rest, which is the same.
 """
 
 import os

@@ -78,9 +78,9 @@ def test_no_share_of_a_gain_that_cannot_be(score, kl):
 
 
 def of_normal_rewards(kl, queries, samples, cosine, scale):
-    """Rewards, times `scale (queries, 1)`, are normal, and so is what a policy raises in vain.
+    """Return arguments of compare_samples, for a policy with this KL and a share of `cosine`.
 
-    Returns the arguments of compare_samples; the share of a policy with this KL is `cosine`.
+    Rewards are `scale (queries, 1)` times normal numbers.
     """
     shift = scale * math.sqrt(2 * kl / scale.square().mean())
     rewards, others = torch.randn(2, queries, 2 * samples).double()
@@ -151,7 +151,6 @@ def test_few_samples_do_not_bias_the_share():
 
 
 def test_a_policy_that_mostly_says_the_same_has_no_share():
-    """Nobody has looked for better answers that are as rare."""
     same, other = [[1, 2]] * 3 + [[3, 4]], [[1, 2], [3, 4], [5, 6], [7, 8]]
     assert measure.repeats_of(torch.tensor([same, other])) == (0.75 + 0.25) / 2
     torch.manual_seed(0)
@@ -235,6 +234,13 @@ def test_the_picture_has_a_name_and_a_mark_for_each_point(monkeypatch, tmp_path)
     assert list(lines)[2:] == [name for name in KNOWN_ROWS if name != 'known reward']
 
 
+def test_a_picture_does_without_numbers_that_are_not_finite(tmp_path):
+    results = results_of()
+    for points in results['rewards'].values():
+        points['policy'] = dict.fromkeys(points['policy'])
+    report.draw(results, str(tmp_path / 'out.png'))
+
+
 @pytest.mark.parametrize('adaptive, before', [(None, 0.15), (AdaptiveKLParams(target=6.0), None)])
 def test_the_coefficient_is_the_last_that_was_logged(tmp_path, adaptive, before):
     hparams = HParams()
@@ -270,7 +276,6 @@ def test_queries_are_those_of_the_test_part(task_of_files):
 
 
 def test_test_queries_that_are_trained_on_are_counted(task_of_files):
-    """Cut at the same length: what follows does not tell them apart."""
     encoder = encodings.Reviews.get_encoder()
     hparams = task_of_files(['film was good', 'music was good'], ['music was bad', 'story was bad'])
     queries = measure.queries_of(source_of(hparams), encoder, None)
@@ -334,7 +339,6 @@ def measured(monkeypatch):
 def test_only_what_learned_about_reviews_is_measured_by_their_known_reward(
     monkeypatch, queries, reward, expected
 ):
-    """Not a function or a classifier, nor a reward for texts of one's own."""
     monkeypatch.setattr(measure.KnownReward, '__init__', lambda self, encoding: None)
     source = types.SimpleNamespace(task=HParams().task)
     source.task.query_dataset = queries
@@ -436,7 +440,6 @@ def test_samples_tell_what_enumeration_does(run, monkeypatch):
 
 
 def test_results_go_where_they_are_asked_to(run, tmp_path):
-    """Though they cannot be written there, the table is printed."""
     before = {name: (run / name).stat().st_mtime_ns for name in os.listdir(run)}
     succeed(f'evaluate {run} --queries 3 --output_dir {tmp_path}/new')
     assert json.loads((tmp_path / 'new/evaluation.json').read_text())['queries'] == 3

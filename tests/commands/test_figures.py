@@ -21,11 +21,7 @@ def read_csv(path):
 
 @pytest.mark.slow
 def test_end_to_end(tmp_path, monkeypatch):
-    """Tables of real runs, whose numbers are those of the policy that train_policy saves under the
-    same settings.
-
-    Responses of two tokens, 2,500 in all, are measured in a fraction of the time.
-    """
+    """The numbers are those of the policy that train_policy saves under the same settings."""
     short = resolved('train_policy', 'mock_sentiment')
     for task in (short.task, short.rewards.train_new_model.task):
         task.response_length = 2

@@ -1,7 +1,4 @@
-"""First projects of a newcomer, from a CSV to an exported model, by README and what is printed.
-
-Each command is run as it is, from a folder of its own; only sizes are added to trainings.
-"""
+"""First projects of a newcomer, from a CSV to an exported model, by README and what is printed."""
 
 import json
 import re

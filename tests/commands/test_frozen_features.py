@@ -107,7 +107,6 @@ def test_commands_that_score_know_it(run, tmp_path):
 
 
 def test_an_export_has_lines_that_compute_it(run, tmp_path):
-    """Those on its card give the scores of `score`, and choose by them."""
     folder, _ = run
     (tmp_path / 'text.jsonl').write_text('{"query": "Who is late?", "response": " the fox"}\n')
     expected = json.loads(succeed(f'score {folder}/run {tmp_path}/text.jsonl').stdout)
@@ -149,7 +148,6 @@ def test_a_trained_head_is_given_to_another_policy(run, tmp_path):
 
 
 def test_a_head_is_fitted_again_while_the_policy_trains(run, tmp_path):
-    """A resumed run ends as one that goes through, though no checkpoint holds the head."""
     folder, _ = run
     task = f'--task.policy.initial_model {folder}/model --task.query_dataset {folder}/queries.jsonl'
     online = '--rewards.online.labels 24 --rewards.online.initial 16 --rewards.online.retrainings 1'

@@ -1,7 +1,4 @@
-"""The commands of docs/labelling.md, online.md and models.md, and of the Llama in quality.md.
-
-They are run one after another, with small numbers.
-"""
+"""The commands of docs/labelling.md, online.md, models.md and quality.md, with small numbers."""
 
 import json
 import re
@@ -118,7 +115,6 @@ def test_how_a_model_is_used(tmp_path):
 
 
 def test_a_llama_is_made_and_trained(tmp_path, monkeypatch):
-    """Against the known reward, which knows the words of its tokeniser."""
     make, train = commands('benchmarks/quality.md', 'A Llama')
     script, directory = make.removeprefix('python ').split()
     monkeypatch.setattr(sys, 'argv', [script, directory, '--steps', '2'])

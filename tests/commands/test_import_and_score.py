@@ -92,7 +92,6 @@ def test_scores(reward_model, tmp_path, monkeypatch):
         scores = [score for line in found for score in line.values()]
         assert scores == pytest.approx([expected[text] for text in scored], abs=1e-5)
     assert expected['great'] > expected['dull']
-    # the directory of the model itself, and the record beside it
     assert succeed(f'score {reward_model[0]}/reward_model {file}').stdout == results[1]
     # A pipe, with a byte order mark
     before = os.dup(0)
@@ -126,7 +125,6 @@ def test_texts_that_do_not_fit_are_scored_as_told(reward_model, tmp_path):
 
 
 def test_the_run_of_a_policy_knows_the_lengths_of_texts(tmp_path):
-    """Of the reward model in its checkpoint, too, which it had from elsewhere or trained online."""
     from_elsewhere = {'rewards.train_new_model': 'off', 'rewards.trained_model': 'x'}
     online = {'rewards.train_new_model.labels.held_out': 0.25}
     for overrides, held_out in ((from_elsewhere, 0), (online, 0.25)):
@@ -142,8 +140,6 @@ def test_mistakes_of_score_are_one_line(reward_model, tmp_path):
     assert 'line 1 has nothing to score' in error_of(invoke(f'score {run} {path}'))
     write_lines(path, [{'query': 'the film was', 'response': 'good'}])
     assert 'neither it nor its reward_model/' in error_of(invoke(f'score {tmp_path} {path}'))
-    write_lines(path, [3])
-    assert 'is a int, not an object' in error_of(invoke(f'score {run} {path}'))
     write_lines(path, [{'prompt': 'a', 'chosen': 'b', 'annotations': []}])
     assert "'chosen' and 'rejected' must both be texts" in error_of(invoke(f'score {run} {path}'))
     assert 't.jsonx' in error_of(invoke(f'score {run} {tmp_path}/t.jsonx'))
@@ -165,7 +161,6 @@ def test_mistakes_of_import_are_one_line(tmp_path):
 
 
 def test_labels_are_imported_without_a_data_set_of_queries(tmp_path):
-    """They bring their own; the command for a training has a place for the data set."""
     pairs = write_lines(tmp_path / 'pairs.jsonl', [{'prompt': 'a', 'chosen': 'b', 'rejected': 'c'}])
     for added in (1, 0):  # the folder is there, too
         result = succeed(
@@ -180,20 +175,15 @@ def test_report_with_a_reward_model(reward_model, tmp_path):
     """What its training held out is told from the rest by the queries alone."""
     pairs = write_lines(tmp_path / 'pairs.jsonl', preferences(300))
     succeed(f'import_labels mock_sentiment {pairs} {tmp_path}/f --labels.type best_of_2')
-    result = succeed(
-        f'labels {tmp_path}/f --reward {reward_model[0]} --output {tmp_path}/report.json'
-    )
+    succeed(f'labels {tmp_path}/f --reward {reward_model[0]} --output {tmp_path}/report.json')
     report = json.loads((tmp_path / 'report.json').read_text())
     imported = report['labellers']['imported']  # whom nobody saw on a screen of ours
     assert (imported['positions'], imported['median s']) == (None, None)
     reward = report['reward']
     assert reward['held_out_share'] == 0.1 and reward['comparisons'] is None
-    labels = report['training_labels']
-    assert 150 < reward['held_out']['labels'] + reward['trained_on']['labels'] == labels < 300
-    assert 10 < reward['held_out']['labels'] < 100  # about 6 of 32 queries
-    # Most good reviews were learned to be better, whoever had learned them.
+    held_out, others = reward['held_out']['labels'], reward['trained_on']['labels']
+    assert 10 < held_out < 100 < held_out + others == report['training_labels']
     assert min(reward[part]['accuracy'] for part in ('held_out', 'trained_on')) > 0.9
-    assert 'held out of its training: ' in result.stdout
 
 
 def test_mistakes_of_the_report_are_one_line(reward_model, tmp_path):

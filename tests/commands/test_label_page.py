@@ -131,7 +131,6 @@ def test_requests_that_are_none_of_ours_are_refused(one):
 
 
 def test_nothing_about_source_or_place_goes_to_the_browser(tmp_path):
-    """Nor can who has the program and a reply find the order of the samples."""
     path, seen, guessed = tmp_path / 'f', [], []
     write_texts(path, TEXTS[:6], policies=['secret-a', 'secret-a', 'secret-b', 'secret-b'])
     with served(path, 'anna') as (_, anna):
@@ -155,7 +154,6 @@ def test_nothing_about_source_or_place_goes_to_the_browser(tmp_path):
 
 
 def test_nobody_takes_all_connections(one, monkeypatch):
-    """From whatever address, and whether they send something or not: the oldest is closed."""
     page, anna, _ = one
     monkeypatch.setattr(server, 'MOST_CONNECTIONS', 5)
     anna.close()
@@ -173,7 +171,6 @@ def test_nobody_takes_all_connections(one, monkeypatch):
 
 
 def test_who_connects_before_a_flood_is_answered(one):
-    """Also if the server was busy meanwhile, and finds all connections at once."""
     page, anna, _ = one
     anna.close()
     loop = page._server.servers[0].get_loop()
@@ -189,7 +186,6 @@ def test_who_connects_before_a_flood_is_answered(one):
 
 
 def test_the_same_at_the_same_moment_is_one_answer(path):
-    """Two windows, or an answer that is sent again while the first is on its way to the disk."""
     with served(path, 'anna') as (page, anna):
         question = anna.question()['id']
         key = uuid.uuid4().hex
@@ -312,9 +308,6 @@ def test_mistakes_of_the_command_are_one_line_and_those_of_the_documentation_non
     for line in lines:
         command_line.succeed(line.replace('./my-labels', str(path)))
     assert len(folders) == len(lines) > 1
-
-
-# ---------------------------------------------------------------- what no page of ours would send
 
 
 def test_only_who_was_given_a_question_answers_it(path):

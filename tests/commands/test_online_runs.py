@@ -57,7 +57,6 @@ def quick(monkeypatch):
 
 
 def test_reward_models_are_trained_at_the_computed_steps(live):
-    """On answers to questions about the policy in training; TensorBoard and console tell of it."""
     models, events = models_of(live), events_of(live / 'tb/ppo')
     schedule = online_hparams(live).rewards.online.schedule(10)
     assert [line['step'] for line in models] == [0, *RETRAINED] == schedule.training_steps()
@@ -224,7 +223,6 @@ def test_a_run_saves_and_ends_when_patience_runs_out(live, tmp_path, monkeypatch
 
 
 def test_skipped_questions_are_asked_anew_as_others(tmp_path, quick):
-    """Two labellers skip the first questions that they see; some of the others are ties."""
     directory = tmp_path / 'run'
 
     def roughly(queries, responses):
@@ -252,7 +250,6 @@ def test_skipped_questions_are_asked_anew_as_others(tmp_path, quick):
 
 
 def test_a_run_that_is_longer_now_asks_for_no_more_labels(live, tmp_path):
-    """Its schedule is slower, but no question that is there has replaced a skipped one."""
     directory = shutil.copytree(live, tmp_path / 'run')
     train(directory, run__resume=True, ppo__total_episodes=1280)
     assert len(lines_of(directory / 'labels/questions.jsonl')) == 93
@@ -293,7 +290,6 @@ def test_mistakes_are_told_before_anything_starts(tmp_path, words, fact):
 
 
 def test_what_people_have_answered_is_not_overwritten(live, tmp_path, monkeypatch):
-    """Of the simulated labellers of the run alone, nobody would miss the answers."""
     directory = tmp_path / 'run'
     shutil.copytree(live, directory)
     with Labeller(LabelFolder(str(directory / 'labels')), 'anna'):

@@ -39,7 +39,6 @@ def import_line(model, pairs, output):
 
 
 def test_files_of_token_ids_say_which_tokeniser_they_are_of(tmp_path, pairs):
-    """Those of the original's encodings are as before."""
     model, folder = write_model(tmp_path / 'model'), tmp_path / 'labels'
     succeed(import_line(model, pairs, folder))
     succeed(f'labels {folder} --export {tmp_path}/exported.json')
@@ -55,7 +54,6 @@ def test_files_of_token_ids_say_which_tokeniser_they_are_of(tmp_path, pairs):
 
 
 def test_a_folder_of_labels_has_the_tokeniser_with_it(tmp_path, pairs):
-    """It can be read where the model is not, and takes no tokens of another encoding."""
     model, folder = write_model(tmp_path / 'model'), tmp_path / 'labels'
     succeed(import_line(model, pairs, folder))
     assert LabelFolder(str(folder)).task['encoding'].startswith('tokenizer-')
@@ -123,11 +121,13 @@ def test_a_policy_learns_to_chat(tmp_path, queries, chat_model, contexts):
     assert f'A response ends with {END!r} (0), or after 20 tokens' in started.stdout
     assert set(contexts) == {RENDERED}
     contexts.clear()
-    printed = succeed(
+    sampled = succeed(
         f'sample --save_dir {tmp_path}/run --nsamples 128 --batch_size 128 --seed 1 --mpi 1'
         f' --output {tmp_path}/samples.jsonl',
         sample.cli,
-    ).stdout
+    )
+    printed = sampled.stdout
+    assert f'{queries.stem}.test.jsonl, the test part: 2 of 2 texts are used' in sampled.stderr
     assert 'It was late. Why?' in printed and END not in printed and '[user]' not in printed
     saved = [json.loads(line) for line in (tmp_path / 'samples.jsonl').read_text().splitlines()]
     assert any(0 in line['response_tokens'] for line in saved)

@@ -43,7 +43,6 @@ def test_ranks_meet_in_host_memory(gpu):
 
 
 def test_what_is_said_of_it(gpu, monkeypatch, capsys):
-    """Memory that a training has left to PyTorch is free for the next."""
     assert doctor._devices() == '1 GPU(s): NVIDIA Pretence, 40 GiB free'
     gpu.cached = pretend_gpu.MEMORY
     assert hardware.free_bytes(ranks=2) == pretend_gpu.MEMORY
@@ -96,10 +95,7 @@ def ran(words, directory, cli=launch.cli):
 
 @pytest.mark.parametrize('name', RUNS)
 def test_the_same_as_on_the_cpu(tmp_path, name):
-    """To rounding, of the norm of an array, with the same random numbers.
-
-    In bf16 these are the statistics of the first step.
-    """
+    """Up to rounding, relative to the norm of an array; in bf16, in the first step alone."""
     words = f'{RUNS[name]} --run.save_interval 1'
     ran(words.replace('tf32', 'fp32'), tmp_path / 'cpu')
     with pretend_gpu.pretended(shared=True):
@@ -121,7 +117,6 @@ def test_the_same_as_on_the_cpu(tmp_path, name):
 
 
 def test_going_on(tmp_path):
-    """With the generator of the GPU where it was: to the digit what it would have been."""
     directory = tmp_path / 'cut'
     with pretend_gpu.pretended(), failing(STEP, 2, KeyboardInterrupt):
         assert invoke(f'{GOING_ON} --save_dir {directory} --mpi 1').exit_code == 130

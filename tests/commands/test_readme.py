@@ -46,7 +46,6 @@ SIZES = {  # width, heads and blocks
     '1558M': (1600, 25, 48),
 }
 TRAININGS = ('train_reward', 'train_policy')
-# Options of other tools.
 OTHER_TOOLS = set(
     '--dev --hostfile --logdir --kill-on-bad-exit --ntasks'
     ' --gpus-per-task --nproc-per-node --nnodes --node-rank --master-addr'
@@ -136,7 +135,7 @@ def test_commands_name_what_is_there(commands):
     assert [script for script in scripts if not (ROOT / script).exists()] == []
 
 
-def test_trainings_are_understood(commands, monkeypatch):
+def test_trainings_are_understood(commands, started, monkeypatch):
     lines, ranks = of_program(commands, './launch.py'), r'\b(?:mpiexec|mpirun|srun|torchrun)'
     for line in re.findall(rf'^    .*{ranks} .*\./launch\.py .*$', '\n'.join(PAGES.values()), re.M):
         lines.append(shlex.split(line.partition('./launch.py ')[2]))
@@ -151,7 +150,6 @@ def test_trainings_are_understood(commands, monkeypatch):
     }
     # It asks stores and disks.
     monkeypatch.setattr(run_dir, 'prepare_run_dir', lambda *args, **settings: None)
-    started = caught_jobs(monkeypatch)
     for number, args in enumerate(trainings, start=1):
         succeed(args)
         assert len(started) == number, args

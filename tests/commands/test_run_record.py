@@ -48,7 +48,6 @@ def test_a_run_is_trained_evaluated_and_resumed(train, tmp_path, monkeypatch):
     assert first['ranks'] == first['threads'] == 1 and first['gpu'] is None
     assert first['lm-human-preferences'] == lm_human_preferences.__version__
     assert first['began'] <= first['ended'] and first['seconds'] > 0
-    # With the run it is deleted.
     assert train(f'{trained} --overwrite').exit_code == 0
     assert len(run_record.commands(run_record.read(str(tmp_path / 'run')))) == 1
 

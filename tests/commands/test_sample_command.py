@@ -248,12 +248,7 @@ def test_texts_that_the_model_has_no_positions_for(copied_run):
 
 
 @pytest.mark.parametrize(
-    'text, told',
-    [
-        ('"the film was"\n""', ', line 2 is empty'),
-        ('"the film was"\n\n"the xyzzy"\n', ", line 3: encoding 'reviews' has no word 'xyzzy'"),
-        ('', ' has no text'),
-    ],
+    'text, told', [('"the film was"\n\n"the xyzzy"\n', ', line 3: encoding'), ('', ' has no text')]
 )
 def test_mistakes_in_a_file_of_queries(labelled_run, tmp_path, text, told):
     path = tmp_path / 'queries.jsonl'

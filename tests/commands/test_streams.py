@@ -44,7 +44,6 @@ def closed_when(ready, *words):
 
 
 def test_training_whose_output_nobody_reads_any_more(tmp_path):
-    """It saves what it has done."""
     words = [*TRAINING.format('run').split(), f'--save_dir={tmp_path}', *FOREVER]
     status, errors = closed_when(lambda: list(tmp_path.rglob('events.*')), *words)
     assert status == 141 and b'Error' not in errors

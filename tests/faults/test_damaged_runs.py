@@ -36,10 +36,7 @@ LONGER = b'{"step": 3, "id": "x", "began": 7, "query"'
 
 
 def damages(whole):
-    """Yield (what is wrong, {path: content or what is in place of it}) of a whole run.
-
-    First comes what is left of a run that ended early, then files damaged by chance.
-    """
+    """Yield (what is wrong, {path: content or what is in place of it}) of a whole run."""
     files = sorted(path.relative_to(whole) for path in whole.rglob('*') if path.is_file())
     settings = [path for path in files if path.name.endswith('hparams.json')]
     yield 'no file at all', dict.fromkeys(files, GONE)

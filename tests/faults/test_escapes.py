@@ -91,7 +91,6 @@ def test_no_command_prints_an_escape(tmp_path):
 
 
 def test_names_of_fields_are_no_lines_of_ours(tmp_path):
-    """Kept ones or ones that are not read, in a file of labels that somebody else has made."""
     forged = 'x\nerror: type `it`\u202e'
     texts = tmp_path / 'texts.jsonl'
     for more in ({}, {forged: [{'role': 'user', 'content': 'b'}]}):

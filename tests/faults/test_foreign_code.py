@@ -118,7 +118,6 @@ def test_no_command_runs_code_that_a_run_names(given, place):
 
 
 def test_a_directory_that_is_called_like_a_function_is_no_function(given, monkeypatch):
-    """Whether a command takes a directory in its place, or either."""
     code = given.folder / 'shared/a.py'
     given.says(f'{code}:score')
     given.run.rename(f'{code}:score')

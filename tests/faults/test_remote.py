@@ -146,10 +146,7 @@ def test_settings_are_uploaded_before_checkpoints_and_their_list_last(store, sta
 
 
 def test_an_outage_delays_uploads(server, store, reference, tmp_path, monkeypatch):
-    """Training goes on, and the next checkpoint uploads what is missing.
-
-    The store gets all files as a local run has them; the staging directory is deleted then.
-    """
+    """Training goes on, and the next checkpoint uploads what is missing."""
     actions = {
         1: lambda: server.faults.append(Fault('status', 503, times=None)),
         3: lambda: (eventually(lambda: server.faults[0].hits > 3), server.faults.clear()),
@@ -193,7 +190,6 @@ def test_going_on_elsewhere(store, reference, tmp_path, monkeypatch, method, ste
 
 
 def test_the_store_is_right_where_another_machine_went_on(store, tmp_path, monkeypatch):
-    """What the first machine still has in its staging directory is out of date then."""
     with monkeypatch.context() as patch:
         after_steps(patch, {2: interrupt})
         assert invoke(f'{DIRECT} 256').exit_code == 130
@@ -230,7 +226,6 @@ def test_a_run_that_was_fetched_in_part_is_fetched_again(store, monkeypatch):
 
 
 def test_a_run_that_was_copied_to_the_store_goes_on(store, tmp_path):
-    """What another program has put there, without a word of who wrote it, counts."""
     succeed(f'{DIRECT} 128 --save_dir {tmp_path}')
     for path in (tmp_path / 'run').rglob('*'):
         if path.is_file():
@@ -308,7 +303,6 @@ def test_what_is_wrong_is_told_at_once(server, store, blobs, monkeypatch):
 
 
 def test_runs_in_the_store_are_read(store, tmp_path):
-    """Commands that take a run fetch anew what has changed there."""
     words = (
         'train_reward test run --mpi 1 --labels.num_train 32 --normalize_samples 16 --save_dir'
         f' {STORE}/reward'

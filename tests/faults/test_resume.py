@@ -164,7 +164,6 @@ def test_checkpoints_that_are_gone(interval, is_lost, tmp_path):
 
 
 def test_what_is_no_run_of_a_policy(copied):
-    """Nor, without the policy's settings, what is left of a run of its reward model."""
     refusal = error_of(invoke(f'resume {copied} --normalize_samples 3'))
     assert refusal == '--normalize_samples is not an option of train_policy'
     os.remove(copied / 'train_policy_hparams.json')
@@ -213,10 +212,7 @@ def test_killed_before_the_last_checkpoint_is_listed(copied):
 
 
 def test_another_machine_and_another_number_of_ranks(tmp_path, monkeypatch, capsys):
-    """It goes on, every rank at its share of the queries, and says what is not the same.
-
-    elapsed/time counts what the run has cost, not how long the machine was off.
-    """
+    """elapsed/time counts what the run has cost, not how long the machine was off."""
     interrupted('train_policy', tmp_path, 95)
     _, state = checkpoints.latest_resumable(str(tmp_path / 'run/policy/checkpoints'))
     assert 0 < state['trainer']['elapsed'] < 60
@@ -270,7 +266,6 @@ def test_finished_name_is_refused(finished):
 
 
 def test_a_restart_by_the_launcher_loses_nothing(finished, monkeypatch):
-    """What was saved before is neither refused without a word of help nor deleted."""
     argv, before = words('train_reward', finished), result_of(finished / 'run')
     monkeypatch.setenv('SLURM_RESTART_COUNT', '1')
     saved = 'what this run had saved before torchrun or Slurm restarted it'
@@ -283,7 +278,6 @@ def test_a_restart_by_the_launcher_loses_nothing(finished, monkeypatch):
 
 
 def test_overwrite_deletes_its_own_files_only(tmp_path):
-    """Files of others stay, also in the folders of its networks and their logs."""
     argv = words('train_reward', tmp_path)
     succeed(argv)
     names = 'notes tb/mine reward_model/checkpoints/model.ckpt.index.bak policy/hparams.json'
@@ -323,7 +317,6 @@ def comm_of(rank=0):
 
 
 def test_running_name_is_refused(tmp_path):
-    """By the launcher, whatever is asked for, and by the training itself."""
     with (
         run_dir.lock_run_dir(hparams_in(tmp_path / 'run'), comm_of()),
         run_dir.lock_run_dir(hparams_in(tmp_path / 'run'), comm_of(rank=1)),

@@ -68,7 +68,6 @@ def numbers(events, tag):
 
 
 def test_a_longer_run(copied, monkeypatch):
-    """Its rate falls to the new end, and it stays as long when it goes on once more."""
     rates, total = [], 192
     update = Adam.update
 
@@ -90,7 +89,6 @@ def test_a_longer_run(copied, monkeypatch):
 
 
 def test_settings_of_how_a_run_works(copied, tmp_path, monkeypatch):
-    """Other memory, saving and logging; the numbers stay, as far as rounding lets them."""
     evaluated = []
     monkeypatch.setattr(evaluate, 'evaluate', lambda run, **settings: evaluated.append(run))
     shutil.copytree(copied, tmp_path / 'usual')
@@ -160,7 +158,6 @@ def test_every_other_change_is_refused_by_name(command, settings, tmp_path):
 
 
 def test_the_command_of_a_run_without_one_of_its_options(copied):
-    """It is refused, also where that option might change."""
     words = f'train_policy test run --mpi 1 --save_dir {copied.parent} --run.resume on {SMALL}'
     told = error_of(invoke(f'{words} --task.truncate_token 5'))
     assert told.startswith(f'--ppo.total_episodes 6400: the run in {copied} began with {BEGUN}')
@@ -235,7 +232,6 @@ def reward_words(directory, source):
 
 
 def test_a_folder_that_has_grown(tmp_path):
-    """The run goes on with the labels that it began with, all of them, as if nothing was added."""
     folder = tmp_path / 'labels'
     answered_folder(folder)
     succeed(reward_words(tmp_path / 'alone', folder))
@@ -287,7 +283,6 @@ def label_file(path, best):
 
 
 def test_a_file_whose_labels_were_replaced(tmp_path):
-    """As many as before: only the digest tells."""
     file = label_file(tmp_path / 'labels.json', best=1)
     words = reward_words(tmp_path, file)
     assert run(words, tmp_path / 'out', kill_at=3, moments=[TRAIN_BATCH]) == -signal.SIGKILL

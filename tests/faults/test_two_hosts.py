@@ -98,10 +98,7 @@ def test_ranks_without_a_launcher(hosts, tmp_path, monkeypatch):
 
 
 class Pod:
-    """One of the pods of docs/clusters.md, on a host of its own, with a name that `names` holds.
-
-    Its processes have process numbers of their own, and end when `process` does.
-    """
+    """A pod of docs/clusters.md on a host of its own; its processes end when `process` does."""
 
     def __init__(self, index, host, script, names, directory):
         self.output = directory / f'pod{index}'

@@ -14,6 +14,11 @@ NEW = 'rewards.train_new_model'
 PUBLISHED = 'az://openaipublic/lm-human-preferences/runs/{}/reward_model'
 
 
+@pytest.fixture
+def started(monkeypatch):
+    return caught_jobs(monkeypatch)
+
+
 def caught_jobs(monkeypatch):
     """A list that will hold (job, arguments, mpi) of every job that a command would start."""
     found = []

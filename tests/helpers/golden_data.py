@@ -35,8 +35,7 @@ def golden(*parts):
 
 
 def require(*parts):
-    """Path in the set at hand; skips the running test (or module, at import) where the set lacks
-    it."""
+    """Path in the set at hand; where it is missing, skips the test (or module, at import)."""
     path = golden(*parts)
     if not path.exists():
         pytest.skip(f'{"/".join(parts)} is not in the golden set {ROOT}', allow_module_level=True)
@@ -71,8 +70,7 @@ def load_json(*parts):
 
 
 def json_if_there(*parts, default=()):
-    """Contents of a JSON file of the set, or `default` where it is missing; for parametrising
-    tests."""
+    """Contents of a JSON file of the set, or `default` if missing; for parametrising tests."""
     if not golden(*parts).exists():
         return default
     return json.loads(golden(*parts).read_text(encoding='utf-8'))

@@ -28,10 +28,7 @@ def files_in(directory):
 
 
 class HubServer(ThreadingHTTPServer):
-    """holds: {'org/name' or 'datasets/org/name': {revision: {file: bytes}}}. log: 'METHOD path'.
-
-    gated: repositories that are. status: of all answers, if not None.
-    """
+    """holds: {'org/name' or 'datasets/org/name': {revision: {file: bytes}}}. log: 'METHOD path'."""
 
     daemon_threads = True
 

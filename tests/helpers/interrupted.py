@@ -54,8 +54,7 @@ def _fork_server() -> multiprocessing.context.ForkServerContext:
 def run(words, output, **settings) -> int:
     """Run `./launch.py WORDS` in a child; return its exit status, or minus the signal's number.
 
-    It has the environment and the directory of this process as they are now. settings: what else is
-    to be different there, see forked_job.run. A hang shows the stacks of all threads.
+    It has this process's environment and directory. settings: more arguments of forked_job.run.
     """
     place = {'directory': os.getcwd(), 'environment': dict(os.environ)}
     job = {'words': with_console(words), 'output': str(Path(output).resolve()), **place}

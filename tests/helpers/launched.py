@@ -18,7 +18,6 @@ PATIENCE = 300
 FAULTS = int(os.environ.get('LMHP_FAULTS', 2))  # how often a test that interrupts at random does so
 # Open MPI's mpiexec, too.
 ROOT_MAY = {'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'}
-# A checkpoint after every step.
 FOREVER = ('--ppo.total_episodes=64_000_000', '--run.save_interval=1')
 # A reward model that is trained in a moment, where it is not the point.
 SMALL = (

@@ -24,8 +24,7 @@ class Client:
         self.connection = None
 
     def request(self, method, path, body=None, **headers):
-        """(status, headers, bytes) of a reply. headers: instead of those that the page sends; None
-        leaves one out."""
+        """(status, headers, bytes) of a reply. headers: in place of the page's; None: left out."""
         sent = {'Authorization': f'Bearer {self.key}'}
         sent |= {name.replace('_', '-'): value for name, value in headers.items()}
         sent = {name: value for name, value in sent.items() if value is not None}
@@ -45,7 +44,6 @@ class Client:
         return status, json.loads(text)
 
     def task(self):
-        """Return what stays from question to question."""
         status, reply = self.post('/task')
         assert status == 200, reply
         return reply
@@ -71,16 +69,13 @@ class Client:
         )
 
     def skip(self, question, reason='other', answer=None):
-        """(status, object) of the reply to a skip."""
         answer = answer or uuid.uuid4().hex
         return self.post('/skip', answer=answer, question=question, reason=reason, seconds=1.0)
 
     def undo(self, answer):
-        """(status, object) of the reply to an undo."""
         return self.post('/undo', answer=answer)
 
     def close(self):
-        """Close the connection; the next request makes another."""
         if self.connection is not None:
             self.connection.close()
         self.connection = None

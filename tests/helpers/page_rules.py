@@ -52,7 +52,6 @@ def sections_of(text):
 
 
 def words_of(text):
-    """Return the text of a page with single spaces."""
     return ' '.join(f'{name} {words}' for name, words in sections_of(text).items())
 
 

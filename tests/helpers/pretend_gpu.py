@@ -2,9 +2,8 @@
 computed on the CPU.
 
 To PyTorch's C++ they are on `meta`, which the rest of this project does not use: so what is made
-from them is known to be on the GPU as well, and backward passes need no driver. What it cannot
-find: what single kernels of CUDA do not support or compute otherwise, asynchronous errors, and
-NCCL.
+from them is known to be on the GPU as well, and backward passes need no driver. It cannot imitate
+single kernels of CUDA, asynchronous errors and NCCL.
 """
 
 import contextlib

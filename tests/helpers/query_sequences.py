@@ -4,6 +4,5 @@ from lm_human_preferences.language.datasets import QueryRules
 
 
 def sequences_of(dataset, length, *, comm=None, repeat_count=None, mode='train', **options):
-    """Return `dataset.sequences` of queries of this length."""
     rules = QueryRules(length, mode, **options)
     return dataset.sequences(rules, comm=comm, repeat_count=repeat_count)

@@ -20,7 +20,6 @@ TIMEOUT = int(os.environ.get('TIMEOUT', 20))
 
 
 def work(comm, hparams):
-    """Average gradients for ever."""
     import torch
 
     parameter = torch.nn.Parameter(torch.ones(5))

@@ -38,7 +38,6 @@ class Launcher:
         return start_job(directory, name, started_by=self.command, **settings)
 
     def train(self, directory, *words):
-        """Launch a training on two ranks."""
         words = (*self.words, f'--run.allreduce={self.engine}', *words)
         return Launch(directory, *words, started_by=self.command, **self.variables)
 

@@ -123,8 +123,7 @@ class TracedPPOTrainer(train_policy.PPOTrainer):
 
 
 class Replay:
-    """Feeds recorded episodes: queries in place of the data set's, responses in place of random
-    draws.
+    """Feeds recorded queries and responses in place of those of the data set and of sampling.
 
     episodes: per rank, a list of (queries, responses), arrays of a row per episode, in the order of
     their use. initial: recorded starting values by variable name, for models that start at random.

@@ -4,6 +4,7 @@ import json
 from unittest import mock
 
 from experiments import binds
+from sample_files import write_lines
 
 from lm_human_preferences import storage
 from lm_human_preferences.hparams import policy_options, reward_options
@@ -93,12 +94,6 @@ def write_curves(directory, curves, begin=0, *, is_resumed=False):
 def write_alarm(directory, step, alarm):
     with event_files.create(str(directory), None) as file:
         file.write(event_files.record_of_text(ALARMS, f'    {alarm}', step - 1))
-
-
-def write_lines(path, values):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open('a') as file:
-        file.writelines(f'{json.dumps(value)}\n' for value in values)
 
 
 def write_command(run, command, began, ended=None, how='finished', seeds=None, **machine):

@@ -1,8 +1,7 @@
-"""Which process of pytest-xdist runs a test: those that share a fixture run in the same one, and so
-do those that need models of transformers.
+"""Tests that share a fixture, or that need models of transformers, run in the same process.
 
-By itself pytest-xdist would set up the fixture of a module in every process, and import the models
-there. (`--dist loadgroup` of pytest-xdist 3.8 would do, but finds no groups with pytest 9.)
+pytest-xdist by itself would set up the fixtures, and import the models, in every process.
+(`--dist loadgroup` of pytest-xdist 3.8 would do, but finds no groups with pytest 9.)
 """
 
 import functools

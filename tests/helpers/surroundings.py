@@ -1,7 +1,4 @@
-"""Folders of the session's own in place of the user's, for tests and the processes they start.
-
-conftest.py imports this before anything else.
-"""
+"""Folders of the session's own in place of the user's; conftest.py imports this first."""
 
 import os
 import shutil

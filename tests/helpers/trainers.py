@@ -18,7 +18,6 @@ PARAMETERS_ATOL = 5e-6
 
 
 def hparams_of(cls, nested):
-    """Make hyperparameters of a recorded nested dict."""
     hparams = cls()
     hparams.override_from_nested_dict(nested)
     return hparams

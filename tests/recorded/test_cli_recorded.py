@@ -7,7 +7,6 @@ import pytest
 from command_line import (
     NEW,
     PUBLISHED,
-    caught_jobs,
     dumped,
     error_of,
     flat,
@@ -19,11 +18,6 @@ from experiments import CLASSES, EXPERIMENTS, RECORDED, recorded_hparams, resolv
 
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import group_class, members
-
-
-@pytest.fixture
-def started(monkeypatch):
-    return caught_jobs(monkeypatch)
 
 
 class Refused(Exception):

@@ -325,13 +325,11 @@ def test_queries_of_labels_stand_in_for_books(empty_store, tmp_path, encoder, ca
     assert printed.startswith('The data set books is not available (az://openaipublic/')
     used = f'Using the 13 queries of {path} instead, for training and for tests alike.\n'
     assert printed.endswith(used) and printed.count('\n') == 1
-    # other lengths are cut and padded like texts
     shorter = sequences_of(datasets.get_dataset('books', labels=path), 3, **options)
     assert min(shorter) == [0, dot, padding]
 
 
 def test_prompts_of_preferences_stand_in_for_books(empty_store, tmp_path, encoder):
-    """As texts, which begin after a full stop and end with one like those of any data set."""
     path = tmp_path / 'pairs.jsonl'
     prompts = ['a.bc.d', 'xyz', 'a.bc.d']
     path.write_text('\n'.join(json.dumps({'prompt': prompt}) for prompt in prompts))

@@ -291,7 +291,6 @@ def option_classes():
     ],
 )
 def test_every_class_of_options_checks_their_values(cls, name, least):
-    """Also one that adds what must hold between them."""
     hparams = cls()
     setattr(hparams, name, least - 1)
     with pytest.raises((TypeError, ValueError), match=' must be '):

@@ -73,7 +73,6 @@ def test_scores_of_a_saved_reward_model(name):
 
 @pytest.mark.parametrize('directory', OF_TEST_ENCODING)
 def test_a_run_directory_will_do(directory):
-    """--rewards.trained_model takes the directory of the run as well as the reward_model/ in it."""
     models = [
         TrainedRewardModel(str(path), encodings.Test)
         for path in (require(directory), require(directory).parent)

@@ -183,7 +183,6 @@ def test_a_checkpoint_holds_adapters_and_heads_and_all_files_are_the_runs_own(mo
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
-    """Of two reward models that are trained again."""
     model = make_model(tmp_path / 'model', 'gpt2')
     online = ' '.join(ONLINE).replace('total_episodes=640', 'total_episodes=384')
     words = (

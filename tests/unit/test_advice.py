@@ -4,7 +4,7 @@ import shlex
 from types import SimpleNamespace
 
 import pytest
-from command_line import caught_jobs, hparams_of, succeed
+from command_line import hparams_of, succeed
 from experiments import binds
 
 import launch
@@ -75,11 +75,10 @@ CHAT = {'task.policy.initial_model': 'org/model', 'task.query_dataset': 'hf://da
     ],
 )
 def test_the_command_has_the_task_of_the_questions(
-    command_of, monkeypatch, experiment, options, recorded, named
+    command_of, started, experiment, options, recorded, named
 ):
     words = shlex.split(command_of(experiment, options, recorded=recorded))
     assert words[2] == named
-    started = caught_jobs(monkeypatch)
     succeed([*words[1:], '--save_dir', 'None'])
     wanted = task_of(experiment, options)
     hparams = hparams_of(started)

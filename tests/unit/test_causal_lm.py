@@ -119,7 +119,6 @@ def test_a_longer_context_by_longrope_is_not_used():
     'config, told',
     [
         ({'model_type': 'mamba'}, 'the family mamba are not supported: they have no attention'),
-        ({'model_type': 'rwkv'}, 'the family rwkv are not supported: they have no attention'),
         (
             {'model_type': 'gemma3', 'text_config': {'num_hidden_layers': 2}},
             r'a multimodal model \(gemma3\): only .* are supported: use a published gemma3_text',
@@ -157,7 +156,6 @@ def test_responses_that_see_each_other_are_refused(monkeypatch):
 
 @pytest.mark.parametrize('family, is_remote', [('llama', True), ('gpt2', False)])
 def test_a_model_in_several_files_is_read(tmp_path, family, is_remote, cache, server, blobs):
-    """In the type that they are stored in, and from a store."""
     model = tiny(family).to(torch.bfloat16)
     model.save_pretrained(tmp_path, max_shard_size='20KB')
     storage.write_json(str(tmp_path / 'encoding'), 'test')
@@ -202,7 +200,6 @@ def test_tokens_that_the_tokeniser_does_not_know_have_no_logits():
     [('cohere', {'logit_scale': 0.3}), ('granite', {'logits_scaling': 8.0}), ('phi', {})],
 )
 def test_a_scale_or_a_bias_of_logits_counts(family, settings):
-    """In logits, and in log-probabilities at a temperature."""
     network = network_of(family, **settings)
     if family == 'phi':
         torch.nn.init.normal_(network.causal_lm.lm_head.bias)
@@ -230,8 +227,6 @@ def test_nothing_is_dropped_at_random(tmp_path):
     exported = TrainedModel(str(tmp_path)).to_transformers().config
     assert (exported.attn_pdrop, exported.resid_pdrop) == (0.5, 0.5)
 
-
-# By rows, against the model's own pass: padding, a cache, several responses
 
 FAMILIES = 'llama', 'qwen3', 'gpt_neox', 'opt'
 
@@ -334,7 +329,6 @@ def test_other_families_keep_their_own_pass(family):
 
 
 def test_without_rows_attention_is_the_models_own():
-    """As an exported model calls it: with a mask of two dimensions, and none at all."""
     network, other = network_of('llama'), tiny('llama')
     tokens = torch.arange(10).reshape(2, 5)
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])

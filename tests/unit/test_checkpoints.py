@@ -148,7 +148,6 @@ CALLS = {'os.fsync': os.fsync, 'os.replace': os.replace, 'os.open': os.open, 'bu
 @pytest.mark.parametrize('call', CALLS)
 @pytest.mark.parametrize('passing', [0, 1, 2, 3, 4, 6])
 def test_any_call_that_fails(tmp_path, call, passing):
-    """Whichever system call fails, the old checkpoint is there, the new one all or not at all."""
     save(tmp_path, 'model.ckpt-1', tensors(1), state=1)
     before = files(tmp_path)
     calls = []

@@ -63,7 +63,6 @@ def test_the_token_that_is_read_is_that_of_transformers(tmp_path, family, paddin
 
 @pytest.mark.parametrize('family', ['bert', 'llama'])
 def test_types_of_tokens_are_those_of_the_tokeniser(tmp_path, family):
-    """As XLNet's gives the last token one of its own; models that know none do without."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     directory = write_classifier(tmp_path, family)
@@ -121,7 +120,6 @@ def test_what_is_too_long_loses_its_beginning(tmp_path, family):
 
 
 def test_a_chat_is_read_in_the_own_template(tmp_path):
-    """Only if the policy's is a chat, too."""
     template = "{% for m in messages %}{{ m['role'] + ' ' + m['content'] + ' ' }}{% endfor %}"
     directory = write_classifier(tmp_path)
     change_json(tmp_path / 'tokenizer_config.json', chat_template=template)
@@ -190,7 +188,6 @@ def test_texts_are_scored(tmp_path, classes):
 
 
 def test_a_classifier_is_asked_once(tmp_path):
-    """Its config is right, and its weights are not there."""
     classifier = write_classifier(tmp_path / 'classifier')
     words = 'train_policy mock_sentiment a --dry_run --save_dir None --rewards.train_new_model off'
     words += f' --rewards.trained_model {classifier} --task.query_dataset reviews'

@@ -84,7 +84,6 @@ def test_ranks_wait_for_the_last_one(comm):
 
 @on_two_and_three_ranks
 def test_work_of_rank_0_alone(comm):
-    """The others wait for its result, and meet it meanwhile."""
     gather, gathered = comm.all_gather_object, []
     with mock.patch.object(comm, 'all_gather_object', lambda x: gathered.append(x) or gather(x)):
         assert comm.on_rank_0(lambda: time.sleep(0.1) or ['found', comm.rank]) == ['found', 0]
@@ -134,7 +133,6 @@ def check_average(parameters, comm, parts):
 
 
 def test_buckets_are_sent_during_the_backward_pass():
-    """In the last pass, those of the last parameters before the first ones have gradients."""
     sent_tensors, waited, sent_before = [], [], []
 
     def begin_sum(tensor):
@@ -204,7 +202,6 @@ def test_messages(value):
     ],
 )
 def test_messages_of_numbers(value):
-    """To the bit, and they can be written to."""
     received, one = decode(encode({'a': (value, np.int64(1))}))['a']
     assert received.dtype == value.dtype and received.shape == value.shape and one == 1
     as_bytes = []

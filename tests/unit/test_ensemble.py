@@ -81,7 +81,6 @@ def test_the_score_is_the_mean_of_the_members():
 
 
 def test_the_first_member_is_what_one_model_would_be(trained, tmp_path):
-    """The others begin with another head and learn in another order."""
     one = run_of(tmp_path, TRAINING)
     alone, ensemble = result_of(one), result_of(trained)
     for settings in (alone, ensemble):
@@ -177,7 +176,6 @@ def test_interrupted_between_and_inside_members_it_ends_alike(trained, tmp_path,
 
 
 def test_all_ranks_begin_with_the_same_networks():
-    """Each draws its own, and gets those of rank 0."""
     phases = make_plan(resolved('train_reward', 'test', {'ensemble': 2})).rewards
     given = {NEW: 'off', 'rewards.trained_model': 'test'}
     policy = make_plan(resolved('train_policy', 'test', given)).policy
@@ -240,7 +238,6 @@ def test_a_policy_trains_its_members_first(trained, tmp_path):
 
 
 def test_ranks_have_the_same_members(tmp_path, monkeypatch):
-    """Of the last step; they differ from each other."""
     give_each_thread_its_own_numpy_random(monkeypatch)
     seen = {}
     step = train_policy.PPOTrainer.step
@@ -262,7 +259,6 @@ def test_ranks_have_the_same_members(tmp_path, monkeypatch):
 
 
 def test_each_member_is_retrained(tmp_path):
-    """Interrupted after the second training, it ends alike; the checkpoint has them all."""
     whole = tmp_path / 'whole'
     online_runs.train(whole, **ONLINE)
     with failing(STEP, 4), pytest.raises(UserError, match='interrupted'):
@@ -290,7 +286,6 @@ def test_members_that_are_not_there(trained, tmp_path, settings, text):
 
 
 def test_a_run_whose_members_are_damaged(trained, tmp_path):
-    """One line that names what is wrong, and no score by those that are left."""
     run, texts = tmp_path / 'run', tmp_path / 'texts.jsonl'
     texts.write_text('{"query": "abc", "response": "defg"}')
     shutil.copytree(trained, run)

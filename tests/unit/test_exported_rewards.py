@@ -83,7 +83,6 @@ def test_a_batch_of_token_ids_scores_the_same(tmp_path, families, family):
 
 
 def test_a_card_has_lines_that_choose_the_best_of_16(tmp_path, families, capsys):
-    """Responses of another model, of which the scores are checked."""
     initial = families('gpt2', n_positions=128)
     saved = save_reward_model(tmp_path / 'reward_model', initial)
     exported(saved.savedir, tmp_path / 'out')
@@ -100,7 +99,6 @@ def test_a_card_has_lines_that_choose_the_best_of_16(tmp_path, families, capsys)
 
 @pytest.mark.parametrize('write', [write_byte_level, write_sentencepiece])
 def test_texts_have_the_same_tokens(tmp_path, write):
-    """No token or space is put before them, and none of them has the padding token."""
     from transformers import AutoTokenizer
 
     encoding = tokenisers.read(write(tmp_path / 'theirs'))
@@ -132,7 +130,6 @@ def test_own_encodings_become_tokenisers(tmp_path, name):
 
 
 def test_there_is_no_chat_template_and_the_padding_has_a_name_of_its_own(tmp_path):
-    """A reward model does not see the template of a chat model."""
     from transformers import AutoTokenizer
 
     words = ['film', tokeniser.PADDING]
@@ -147,7 +144,6 @@ def test_there_is_no_chat_template_and_the_padding_has_a_name_of_its_own(tmp_pat
 
 
 def test_the_command_score_gives_the_same_scores(tmp_path, families):
-    """Whether it is given the run, or the exported reward model."""
     lines = [
         {'query': query, 'response': f' {" ".join([word] * count)}'}
         for query in SENTENCES[:2]
@@ -169,7 +165,6 @@ def test_the_command_score_gives_the_same_scores(tmp_path, families):
 
 
 def test_what_is_written_and_said(tmp_path):
-    """A page with metadata."""
     save_reward_model(tmp_path / 'run/reward_model')
     result = succeed(['export', f'{tmp_path}/run', f'{tmp_path}/my model'])
     names = ['README.md', 'config.json', 'model.safetensors', 'tokenizer.json']
@@ -177,8 +172,6 @@ def test_what_is_written_and_said(tmp_path):
     assert written == [*names, 'tokenizer_config.json']
     told = f'Saved {tmp_path}/run to {tmp_path}/my model, with a model card, README.md\n'
     assert result.stdout == told
-    page = (tmp_path / 'my model/README.md').read_text()
-    assert page.startswith('---\nlibrary_name: transformers\npipeline_tag: text-classification\n')
     again = ['export', f'{tmp_path}/my model', f'{tmp_path}/again']
     assert 'is a classifier of transformers already: copy it' in error_of(invoke(again))
 

@@ -56,10 +56,7 @@ def padded(*shape, share):
 
 
 def plain(net, row):
-    """Outputs (length, n_embd) at each token of `row` by transformers' GPT-2.
-
-    Padding takes that of the token before it.
-    """
+    """Return transformers' outputs (length, n_embd); padding has that of the token before it."""
     from transformers import GPT2Config, GPT2Model  # takes seconds
 
     real, sizes = row != PADDING, net.sizes

@@ -79,7 +79,6 @@ def test_ratings_are_ridge_regression():
 
 @pytest.mark.parametrize('name', ['scalar_rating', 'scalar_compare'])
 def test_labels_teach_the_same_in_every_unit(name, monkeypatch):
-    """Also far from 0, where ratings may be; and deviations are in that unit."""
     monkeypatch.setattr(fitting, 'STRENGTHS', (3.0, 0.3))
     torch.manual_seed(4)
     x, others = torch.randn(30, TYPES[name], 8), torch.randn(50, 8)
@@ -273,7 +272,6 @@ def test_states_are_those_of_transformers(reference, responses):
 def test_a_model_is_known_by_standardised_features(
     reference, monkeypatch, largest, others, is_same
 ):
-    """By all of 300, not by the one whose size dominates; in deviations of each."""
     torch.manual_seed(8)
     deviations = torch.rand(300) + 0.5
     here = torch.randn(300)
@@ -307,7 +305,6 @@ def test_all_samples_that_are_wanted_set_the_scale_and_a_bar_counts_what_is_read
 
 
 def test_ranks_share_one_head(reference, monkeypatch):
-    """And what is known of it, though the last digits of their fits may differ."""
     phase = reward_phase(resolved('train_reward', 'test', {'features': 'frozen'}))
     samples = torch.randn(16, 3 * reference.model.sizes.n_embd)
     monkeypatch.setattr(head_training, '_sampled', lambda *args: samples)
@@ -348,7 +345,6 @@ def test_a_head_is_saved_with_its_model(reference, saved):
 
 
 def test_files_that_were_not_written_here_are_damaged(saved):
-    """Every bit counts."""
     directory, made = saved
     file = pathlib.Path(directory, head.FROZEN_HEAD)
     whole = file.read_bytes()
@@ -387,3 +383,10 @@ def test_heads_that_cannot_be_are_damaged(saved, tensors, more, told):
     dataclasses.replace(made, **changed).save(directory, {**about, **more})
     with pytest.raises(UserError, match=f'is damaged: {told}'):
         head.load(directory)
+
+
+def test_an_empty_response_is_read_behind_its_query(reference, responses):
+    empty = torch.full_like(responses[1], reference.padding_token)
+    found = frozen_reward.features_of(reference, responses[0], empty)
+    assert found.isfinite().all()
+    torch.testing.assert_close(found[0], found[1])

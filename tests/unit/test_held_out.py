@@ -46,7 +46,6 @@ def test_a_query_is_held_out_by_its_text_alone():
     some['best'], some['sample0'] = 1 - some['best'], some['sample1']
     some['query'] = torch.nn.functional.pad(some['query'], (0, 2), value=LETTERS.padding_token)
     assert held_out_by(some, 0.1).tolist() == mask[shuffled][:500].tolist()
-    # A larger share takes more of them beside these.
     assert held_out_by(labels, 0.3)[mask].all()
 
 
@@ -63,7 +62,6 @@ def test_where_there_is_no_query_a_pair_in_any_order_is_held_out_as_a_whole():
 
 
 def test_white_space_and_composed_accents_make_no_other_query():
-    """Of the same prompt in two files, one side learns from neither."""
     texts = ['the caf\u00e9 was', ' the  caf\u00e9 was\n', 'the cafe\u0301 was', 'the cafe was']
     encoder: Any = SimpleNamespace(
         padding_token=99, eot_token=98, decode=lambda tokens: ''.join(texts[i] for i in tokens)

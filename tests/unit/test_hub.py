@@ -82,7 +82,6 @@ def test_a_branch_that_moves_is_followed_by_the_next_process(hub_server):
 
 
 def test_what_was_interrupted_is_completed(hub_server):
-    """config.json alone, as another program may have fetched it, is not a model."""
     path = f'hf://org/model@{commit_of(MODEL)}'
     storage.cached_path(f'{path}/config.json')
     assert files_in(storage.cached_directory(path)) == WANTED
@@ -194,13 +193,6 @@ def test_what_the_hub_refuses(hub_server, monkeypatch):
     assert '403 Forbidden' in failure(storage.read_json, LABELS)
     hub_server.status = 503
     assert '503' in failure(storage.read_json, LABELS)
-
-
-def test_what_is_no_model_that_can_be_read(hub_server):
-    files = {'config.json': b'{"model_type": "gpt2"}', 'pytorch_model.bin': b'x'}
-    hub_server.holds['org/model']['main'] = files
-    with pytest.raises(UserError, match='has neither model.safetensors nor .*; pickled weights'):
-        TrainedModel('org/model').open_weights()
 
 
 INDEX = b'{"weight_map": {"a": "model-00001-of-00002.safetensors"}}'

@@ -106,7 +106,6 @@ def kinds_asked(it):
 
 
 def test_nobody_is_left_with_gold_questions_alone(world, tmp_path):
-    """By which they would be known; they come in between, to everybody."""
     gold = {'seed': 1, 'kind': 'gold', 'labellers': EVERYBODY, 'gold': 1}
     make_folder(tmp_path / 'f', 6, **gold)
     kinds = kinds_asked(world(count=30))

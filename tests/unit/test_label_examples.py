@@ -146,8 +146,6 @@ def test_all_are_named_in_the_documentation():
 
 
 def test_summarize_from_feedback(converted):
-    """Fields of the comparisons that OpenAI published; posts of Reddit, or articles."""
-
     def compared(choice, **info):
         summaries = [{'text': ' One.', 'policy': 'ref'}, {'text': ' Two.', 'policy': 'sup1'}]
         about = {'info': {'id': 't3_1', **info}, 'split': 'train'}

@@ -8,6 +8,7 @@ import torch
 from label_folders import make_folder
 from sample_files import label_hparams
 
+from lm_human_preferences import label_types
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.labels import label_files, training_data
@@ -140,13 +141,7 @@ def test_generated_labels_like_small_token_ids(label_type):
         hparams('test', label_type=label_type, num_train=100), encodings.Test
     )
     assert notes == [] and {len(values) for values in labels.values()} == {100}
-    if label_type == 'best_of_2':
-        chosen = torch.where(labels['best'].bool()[:, None], labels['sample1'], labels['sample0'])
-        other = torch.where(labels['best'].bool()[:, None], labels['sample0'], labels['sample1'])
-        assert (chosen.sum(1) <= other.sum(1)).all() and (chosen.sum(1) < other.sum(1)).any()
-    elif label_type == 'scalar_rating':
-        tokens = labels['sample'].sum(1).float()
-        assert torch.corrcoef(torch.stack([labels['score'], tokens]))[0, 1] < -0.99
-    else:
-        gain = (labels['sample0'] - labels['sample1']).sum(1).float()
-        assert torch.corrcoef(torch.stack([labels['difference'], gain]))[0, 1] > 0.99
+    kind = label_types.get(label_type)
+    rewards = torch.stack([-labels[name].double().mean(1) for name in kind.samples], dim=1)
+    expected = kind.simulate(rewards.float() / encodings.Test.n_vocab)
+    torch.testing.assert_close(labels[kind.field], expected[kind.field])

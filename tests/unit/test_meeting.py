@@ -223,7 +223,6 @@ def test_who_reports_an_error(monkeypatch, answer, is_lost, is_reporter):
 
 @pytest.mark.parametrize('rank', [0, 1])
 def test_what_happens_before_ranks_meet_is_told_by_the_first(monkeypatch, rank):
-    """The others wait meanwhile, as their end would be that of all."""
     waits, statuses, told = [], [], []
     monkeypatch.setattr(time, 'sleep', waits.append)
     monkeypatch.setattr(signal, 'signal', lambda number, handler: None)
@@ -255,7 +254,6 @@ def test_a_rank_ends_the_processes_of_a_reward_function_and_leaves_no_file(monke
 
 
 def test_errors_of_a_rank_that_is_lost():
-    """Gloo's, where the second of two ranks does not take part, and those of process groups."""
     store, late = dist.HashStore(), datetime.timedelta(milliseconds=100)
     with ThreadPoolExecutor() as ranks:
         groups = ranks.map(lambda rank: dist.ProcessGroupGloo(store, rank, 2, late), range(2))
@@ -287,7 +285,6 @@ def test_the_mpi_beside_the_launcher_comes_first(tmp_path):
 
 @needs_mpi
 def test_no_mpi_library_is_one_line(tmp_path):
-    """In a process that has not loaded it yet."""
     code = 'from lm_human_preferences.distributed.meeting import *\n'
     code += 'try: load_mpi(launch_methods.MPICH)\nexcept UserError as error: print(error)'
     variables = {'PYTHONPATH': str(REPOSITORY), 'MPI4PY_LIBMPI': f'{tmp_path}/libmpi.so.12'}
@@ -296,7 +293,6 @@ def test_no_mpi_library_is_one_line(tmp_path):
 
 
 def test_ranks_of_another_mpi_are_recognised(monkeypatch):
-    """Whose mpiexec starts worlds of one rank each."""
     world = SimpleNamespace(Get_size=lambda: 1)
     monkeypatch.setattr(meeting, 'load_mpi', lambda family: SimpleNamespace(COMM_WORLD=world))
     started_with(monkeypatch, BY_MPICH)

@@ -25,7 +25,6 @@ from lm_human_preferences.plan.phases import make_plan, policy_phase, reward_pha
 from lm_human_preferences.trainers.additions import session
 from lm_human_preferences.training import optimizer
 
-# Three networks, one of which learns
 POLICY = scopes.Networks(learning=('policy',), frozen=('ref_policy', 'reward_model'))
 CPU, GPU = torch.device('cpu'), torch.device('cuda')
 

@@ -86,7 +86,6 @@ def test_the_lines_that_run_a_policy_sample_as_the_training_did(tmp_path, settin
 
 
 def test_a_model_that_does_not_belong_to_a_run(tmp_path, monkeypatch):
-    """Not even where the program is started in a run."""
     write_run(tmp_path / 'run')
     monkeypatch.chdir(tmp_path / 'run')
     page.write_card('.', read_run('124M'), '124M', has_policy=True)

@@ -79,7 +79,6 @@ def test_each_run_may_read_it_in_another_order(add_poems):
 
 
 def test_the_order_of_queries_to_train_on_has_a_seed_of_its_own(add_poems):
-    """A policy is tested on the same queries, whatever the seed."""
     add_poems()
     task = task_of_poems()
     task.query_seed = 3

@@ -16,7 +16,6 @@ from lm_human_preferences.plan.phases import reward_phase
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
 
-# Ranks, and whether they compute in micro-batches.
 RANKS = pytest.mark.parametrize('size, in_parts', [(2, False), (3, True)], ids=str)
 BATCH, RTOL = 24, 1e-6
 # Labels in each batch of the reward model: the last ones are too few for an equal share each.
@@ -136,7 +135,6 @@ def policy_training(comm, **settings):
 
 @RANKS
 def test_reward_training(size, in_parts):
-    """Ranks that share the labels of a batch learn what one rank learns from all of them."""
     need(size)
     alone = reward_training(comms.Comm())
 
@@ -196,7 +194,6 @@ def test_no_more_rows_at_a_time(monkeypatch):
 
 
 def test_samples_in_parts_go_together():
-    """A step on parts of the batch joins them in their order."""
     trainer = ppo_trainer(comms.Comm(), **{'ppo.micro_batch_size': 5})
     trainer.policy.model.float()
     trained = []

@@ -107,7 +107,6 @@ def test_each_training_begins_anew(retrainer):
 
 
 def test_what_learned_scores(retrainer):
-    """Normalised on the initial model's samples, and learned enough to prefer small tokens."""
     labels = training_data.generate_labels(
         reward_hparams(**{'labels.num_train': 1024}), encodings.Test
     )
@@ -280,7 +279,6 @@ def test_questions_that_others_add_leave_those_of_a_run_what_they_are(tmp_path):
 
 
 def test_answers_in_the_order_of_questions(tmp_path):
-    """As the folder is, and as it was after two lines of anna's."""
     path = tmp_path / 'f'
     make_folder(path, 1, seed=1)
     make_folder(path, 1, seed=2, labellers=2)

@@ -1,7 +1,4 @@
-"""Operators that sampling and updates start, and questions to the device, counted on a CPU.
-
-On a GPU the host starts each operator, and waits for all of them wherever it reads a value.
-"""
+"""Operators that sampling and updates start, and values that they read, counted on a CPU."""
 
 import collections
 import dataclasses

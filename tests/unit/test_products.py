@@ -32,7 +32,6 @@ KINDS = {
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_kinds_of_processors(machine, kind):
-    """Their library, and the rows for which they take prepacked weights."""
     text, library, rows = KINDS[kind]
     machine(kind)
     processor = hardware.this_processor()

@@ -14,11 +14,11 @@ from run_folders import (
     write_curves,
     write_events,
     write_learned,
-    write_lines,
     write_run,
     write_samples,
     write_settings,
 )
+from sample_files import write_lines
 from two_runs import LABELLERS, birch, make_two_runs
 
 from lm_human_preferences import storage
@@ -48,9 +48,6 @@ def minds(run):
 
 def rows_of(table):
     return {row[0]: tuple(row[1:]) for row in table.rows}
-
-
-# ---------------------------------------------------------------- numbers and texts
 
 
 def test_numbers_are_shown_as_what_they_are():
@@ -100,8 +97,6 @@ def test_a_text_is_whole_with_its_end_and_its_code(text, shown):
     found = re.sub('<span class="mark">(.*?)</span>', r'[\1]', found)
     assert re.sub('</?bdi[^>]*>', '', found) == shown
 
-
-# ---------------------------------------------------------------- what a page says of a run
 
 AMBER = {  # was interrupted, killed, and then came close to the best possible
     'amber': [
@@ -171,19 +166,18 @@ def test_several_runs_are_compared_and_told_one_by_one(pages):
 
 
 def test_runs_of_the_same_name_are_told_apart_by_their_folders(tmp_path):
-    """Their answers stand side by side, in a table for each three runs."""
     runs = [tmp_path / folder / 'run' for folder in 'abcd']
     for run in runs:
         write_settings(run, 'train_policy', 'test', ranks=1)
         write_samples(run, {step: [('abc', 'def', 0.5, 0.1)] for step in (0, 9)})
     found = sections_of(page_of(*runs, f'{tmp_path}/b/../a/run'))
     assert {'4 runs', *map(str, runs)} <= found.keys()
+    assert '<h1>run</h1>' in page_of(runs[0], f'{runs[0]}/')
     heads = re.findall('Text given Before Score (.*?) abc', found[facts.SAYS])
     assert heads == [f'{runs[0]} Score {runs[1]} Score {runs[2]} Score', f'{runs[3]} Score']
 
 
 def test_labellers_need_not_be_named(tmp_path):
-    """Neither in commands and settings."""
     runs = [tmp_path / 'run', birch(tmp_path / 'birch')]
     settings = {'labels__source': f'{runs[1]}/labels', 'labels__without': 'ivo'}
     write_settings(runs[0], 'train_reward', 'test', ranks=1, **settings)
@@ -196,11 +190,7 @@ def test_labellers_need_not_be_named(tmp_path):
         assert ('it names labellers' in text) == ('labeller 1' in text) == (not has_names)
 
 
-# ---------------------------------------------------------------- facts one by one
-
-
 def test_a_command_can_be_pasted(tmp_path):
-    """Also where a text looks like an option."""
     write_settings(tmp_path, 'train_policy', 'test', ranks=1)
     write_command(tmp_path, "./launch.py train_policy x --task.end_text 'a --b' --ppo.lr=0.1", '')
     found = facts.commands(read(tmp_path)).rows[0][1]
@@ -236,7 +226,6 @@ def test_the_samples_are_the_best_the_least_sure_the_least_likely_and_the_worst(
 
 
 def test_labels_are_counted_as_they_were_used(tmp_path):
-    """Not as they were found; the examples are those of the lowest questions, nobody's choice."""
     make_folder(tmp_path / 'labels', 4, labellers=2)
     answer_all(tmp_path / 'labels', 'anna', 1)
     folder = LabelFolder(str(tmp_path / 'labels'))
@@ -260,7 +249,6 @@ def test_labels_are_counted_as_they_were_used(tmp_path):
 
 
 def test_people_who_compared_it_are_its_first_judge(tmp_path):
-    """After the training, too; a simulated labeller is no judge."""
     run = write_run(tmp_path / 'run')
     folder, policies = tmp_path / 'labels', [str(run)] * 2 + [str(tmp_path / 'other')] * 2
     make_folder(folder, 4, kind=VALIDATION, policies=policies, labellers=2)
@@ -275,7 +263,6 @@ def test_people_who_compared_it_are_its_first_judge(tmp_path):
 
 
 def test_numbers_that_an_evaluation_could_not_tell_are_dashes(tmp_path):
-    """The reward that the run was trained on chooses the best of n, also for another reward."""
     run = write_run(tmp_path / 'run')
     policy = {'kl': 2.0, 'reward': None, 'frontier': None, 'share': None}
     own = {**OWN, 'policy': policy, 'best_of_4': {'kl': 0.6, 'reward': 1.0}}

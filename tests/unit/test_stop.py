@@ -48,9 +48,6 @@ def tokens(rows, columns, seed=0):
     return torch.randint(1, 25, (rows, columns), generator=torch.Generator().manual_seed(seed))
 
 
-# Sampling
-
-
 def test_rows_that_have_ended_leave_and_the_others_go_on_alike(policy, monkeypatch):
     """Greedily, so that the result does not depend on how many random numbers are drawn."""
     policy.temperature = 1e-6
@@ -99,9 +96,6 @@ def test_an_analysis_of_ended_responses_is_that_of_what_was_sampled(policy):
     assert not analysed['entropies'][~mask].any() and analysed['entropies'][mask].all()
 
 
-# PPO
-
-
 def trainer_of(policy, comm=None, **settings):
     common = {'ppo.batch_size': len(LENGTHS), 'ppo.nminibatches': 1, 'ppo.lr': 1e-3}
     common |= {'task.query_length': QUERY, 'task.response_length': LIMIT}
@@ -141,7 +135,6 @@ def update(trainer, rollout):
 
 
 def test_a_longer_limit_that_nobody_uses_changes_nothing(policy):
-    """Nor do micro-batches whose blocks are recomputed."""
     lengths = [min(length, 5) for length in LENGTHS]
     expected = update(trainer_of(policy), episodes(policy, lengths))
     trainer = trainer_of(policy, **{'ppo.micro_batch_size': 3})
@@ -248,9 +241,6 @@ def test_an_update_by_hand():
         np.where(counted, logprobs - ref, 0).sum(1).mean(), rel=1e-12
     )
     assert step['objective/response_length'].item() == pytest.approx(np.mean(lengths))
-
-
-# What ends a response
 
 
 def encoder_of(directory, **files):

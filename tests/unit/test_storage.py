@@ -209,7 +209,6 @@ def test_passing_trouble_is_survived(server, blobs, fault):
     ids=lambda x: f'{x.kind}{x.arg} {x.method}' if isinstance(x, Fault) else '',
 )
 def test_lasting_trouble_ends(server, cache, monkeypatch, fault, expected):
-    """After the retries, each within READ_TIMEOUT; nothing wrong is kept."""
     monkeypatch.setattr(storage.blobs, 'READ_TIMEOUT', 0.2 if fault.kind == 'stall' else 20)
     monkeypatch.setattr(storage.blobs, 'RETRIES', 2)
     server.faults.append(fault)

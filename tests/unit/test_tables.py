@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from command_line import succeed
 
 from lm_human_preferences import label_types, storage
 from lm_human_preferences.datasets import jsonl
@@ -70,7 +69,6 @@ def test_a_long_text_is_one_value(tmp_path):
 
 @pytest.mark.parametrize('name', ['query', 'prompt'])
 def test_queries_of_tables_and_records(tmp_path, name):
-    """The test part is beside the file, under its own ending."""
     table = write(tmp_path / 'q.csv', f'id;{name}\n7;abc\n')
     write(tmp_path / 'q.test.csv', f'{name}\nxyz\n')
     lines = write(tmp_path / 'q.jsonl', json.dumps({name: 'abc', 'id': '7', 'system': ''}))
@@ -107,7 +105,6 @@ def test_queries_of_records_are_messages_too(tmp_path):
     ],
 )
 def test_labels_of_tables(tmp_path, label_type, header, row, answer):
-    """With the labeller and the id of each."""
     path = write(tmp_path / 'x.csv', f'id,labeller,{header}\n7,anna,{row}\n')
     ((where, record),) = records.read(path)
     kind = label_types.get(label_type).allow_ties()
@@ -115,15 +112,6 @@ def test_labels_of_tables(tmp_path, label_type, header, row, answer):
     assert (label.query, label.answer, label.is_bad) == ('q', answer, 'bad' in header)
     assert sorted(label.samples) == ['a', 'b'][: len(kind.samples)]
     assert (label.labeller, label.id) == ('anna', '7')
-
-
-def test_ids_of_a_table_stay_with_labels_of_token_ids(tmp_path):
-    table = 'id,topic,prompt,chosen,rejected\n7,x,abc,de,fg\n8,,abd,de,fg\n'
-    path, file = write(tmp_path / 'x.csv', table), tmp_path / 'labels.json'
-    printed = succeed(f'import_labels test {path} {tmp_path}/f --labels.type best_of_2').stdout
-    succeed(f'labels {tmp_path}/f --export {file}')
-    assert 'Not read, with the number of records that have it: topic (1)\n' in printed
-    assert [label['id'] for label in json.loads(file.read_text())] == ['7', '8']
 
 
 def test_columns_without_a_name(tmp_path):

@@ -117,10 +117,6 @@ def test_a_query_may_have_the_names_that_people_use(name):
         ({**ANSWERS, 'instruction': 'Add.', 'input': '2+2'}, "'instruction' and 'input'"),
         ({**WHOLE, 'prompt': 'Why?'}, 'whole transcripts, which hold the query: remove the field'),
         ({**IN_MESSAGES, 'prompt': 'Who?'}, "another query than the field 'prompt'"),
-        (
-            {'prompt': [SYSTEM, {**USER, 'content': 'a\n\nassistant: b'}], **ANSWERS},
-            'the messages of the query cannot be joined',
-        ),
         ({'chosen': [USER, GOOD], 'rejected': [USER, GOOD, USER]}, 'ends with a turn of the user'),
         ({'prompt': 'a', 'chosen': [{**GOOD, 'role': 'bot'}], 'rejected': [BAD]}, "role 'bot'"),
         # a message of the system would be lost, or a text of the user would be another's turn
@@ -330,7 +326,6 @@ RECORDS = [
 
 @pytest.mark.parametrize('label_type', ['best_of_2', 'scalar_rating', 'scalar_compare'])
 def test_any_record_is_read_or_refused(label_type):
-    """A refusal is the one line of a user's mistake, and labels have texts for all samples."""
     rng, kind = random.Random(label_type), label_types.get(label_type)
     for _ in range(1000):
         record = changed(rng, rng.choice(RECORDS))

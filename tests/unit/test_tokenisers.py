@@ -30,7 +30,6 @@ def write_config(directory, **config):
 
 @pytest.mark.parametrize('write', [write_byte_level, write_sentencepiece])
 def test_a_text_comes_back_as_it_was(tmp_path, write):
-    """Also where its first word has a space before it, or none; and what looks special is text."""
     encoding = tokenisers.read(write(tmp_path))
     encoder = encoding.get_encoder()
     for text in TEXTS:
@@ -160,7 +159,6 @@ CLASSES = {
 
 @pytest.mark.parametrize('kind', CLASSES)
 def test_contexts_are_as_transformers_reads_them_and_responses_go_on(tmp_path, kind):
-    """Also by the files beside a saved model."""
     from transformers import AutoTokenizer
 
     write_sentencepiece(tmp_path / 'model', **CLASSES[kind])

@@ -203,7 +203,6 @@ def test_a_run_begins_with_the_weights_that_are_in_the_files(tmp_path):
 
     model, run = tmp_path / 'model', tmp_path / 'moved'
     write_byte_level(model)
-    # Rows of the embedding are more than the tokeniser has tokens.
     settings = {'vocab_size': 448, 'attention_dropout': 0.1, 'tie_word_embeddings': True}
     tiny('qwen3', **settings).bfloat16().save_pretrained(model, max_shard_size='30KB')
     assert len([*model.glob('*.safetensors*')]) == 4

@@ -1,2 +1,1 @@
-"""A loopback stand-in for the public blob storage: 127.0.0.1 only, real TLS, blobfile
-unmodified."""
+"""A loopback stand-in for the public blob storage: 127.0.0.1, real TLS, blobfile unmodified."""

@@ -43,8 +43,7 @@ Logged = namedtuple('Logged', 'method path status')
 
 
 class Fault:
-    """What goes wrong for the next `times` requests (None: for all) of `method` whose path matches
-    `path`.
+    """What goes wrong for the next `times` requests (None: all) of `method` to a matching `path`.
 
     status N     this status and an Azure error body
     truncate N   the right headers, N bytes of the body, then the connection closes
@@ -291,12 +290,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def install_redirect(spec):
-    """Let the names of `spec` ('host=127.0.0.1:8443,...') resolve to that address and port, and no
-    other name at all.
-
-    Whatever connects in Python takes both from getaddrinfo, and checks the certificate against the
-    name it asked for.
-    """
+    """Let the names of `spec` ('host=127.0.0.1:8443,...') alone resolve, to address and port."""
     table = {}
     for item in filter(None, spec.split(',')):
         host, _, address = item.partition('=')
@@ -317,10 +311,7 @@ def install_redirect(spec):
 
 @contextlib.contextmanager
 def redirect(server):
-    """Redirect HOSTS to `server`, trusted, and no others; in children by BLOBTEST_REDIRECT.
-
-    server: with host and port, or None for no network.
-    """
+    """Redirect HOSTS, and no other names, to `server` (None: no network), also in children."""
     getaddrinfo = socket.getaddrinfo
     spec = ','.join(f'{host}={server.host}:{server.port}' for host in HOSTS) if server else ''
     environment = {'BLOBTEST_REDIRECT': spec}  # for children
