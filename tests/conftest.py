@@ -110,6 +110,12 @@ def ordinary_process():
 
 
 @pytest.fixture
+def path(tmp_path):
+    """Place of a folder of labels that a test makes."""
+    return tmp_path / 'f'
+
+
+@pytest.fixture
 def chance(request):
     """Random numbers of a test that interrupts at random; LMHP_TEST_SEED repeats a failure."""
     seed = os.environ.get('LMHP_TEST_SEED', str(random.randrange(10**6)))

@@ -5,10 +5,8 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-import torch
 from command_line import succeed
 from experiments import resolved
-from trainers import rollout_of
 
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.trainers.additions import console, tracked_samples
@@ -114,24 +112,11 @@ def test_what_is_made_of_a_file_of_queries_is_told_once(tmp_path, words):
     assert lines[first + 1] == cut and lines[first + 2].endswith(': 1')
 
 
-def test_samples_of_the_original_have_their_score_and_kl(capsys):
+def test_rank_0_tells_the_speed_as_the_original_did(capsys):
+    """Its samples are those of recorded/test_replay.py."""
     logging.configure_console('original')
-    rollout = rollout_of(
-        queries=torch.tensor([[0, 1], [1, 0]]),
-        responses=torch.tensor([[0, 0], [3, 2]]),
-        scored_responses=torch.tensor([[2, 3], [3, 2]]),
-        scores=torch.tensor([1.0, 2.0]),
-        logprobs=torch.tensor([[-1.0, -2.0], [-3.0, -0.5]]),
-        values=torch.zeros(2, 2),
-        ref_logprobs=torch.tensor([[-1.5, -2.25], [-3.0, -0.25]]),
-    )
-    trainer = trainer_of(rollout=rollout, step_seconds=1.0, ppo=SimpleNamespace(batch_size=2))
-    reader = SimpleNamespace(decode=lambda ids: ''.join('abcd'[each] for each in ids))
-    hook = tracked_samples.OriginalSamples(trainer, reader)
-    hook.after_step(1, {'objective/kl_coef': 0.1})
-    *shown, last = capsys.readouterr().out.splitlines()
-    assert shown[:5] == ['ab', 'cd', '  score = +1.00', '  kl = +0.75', '  total = +0.93']
-    assert len(shown) == 10 and last == '[ppo_step 0] step_time=1.00s, eps/s=2.00'
-    trainer.comm = SimpleNamespace(rank=1)
-    hook.after_step(1, {'objective/kl_coef': 0.1})
-    assert not capsys.readouterr().out
+    trainer = trainer_of(rollout=[], step_seconds=1.0, ppo=SimpleNamespace(batch_size=2))
+    trainer.logger.is_due = lambda step: False
+    for trainer.comm.rank in (0, 1):
+        tracked_samples.OriginalSamples(trainer, None).after_step(1, {})
+    assert capsys.readouterr().out == '[ppo_step 0] step_time=1.00s, eps/s=2.00\n'

@@ -47,7 +47,6 @@ def commands(path, section=''):
 
 
 def run(line, more=''):
-    """Run a command with more options; return what it prints."""
     program, *words = shlex.split(f'{line} {more}')
     return succeed(words, sample.cli if program == './sample.py' else launch.cli).stdout
 

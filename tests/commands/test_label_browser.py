@@ -20,11 +20,6 @@ TEXTS = [(f'question {i}', *(f'{i}, sample {j}' for j in range(4))) for i in ran
 NAMES = "[...document.querySelectorAll('#buttons button')].map(b => b.ariaLabel)"
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / 'f'
-
-
 @pytest.fixture(scope='module')
 def browser():
     window = Window()

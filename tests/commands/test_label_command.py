@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 from command_line import error_of, invoke
 from label_folders import TASK, make_folder
 from label_page import answers_of, places, press
@@ -19,11 +18,6 @@ from lm_human_preferences.labels.answers import REASONS
 from lm_human_preferences.labels.folder import LabelFolder
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / 'f'
 
 
 def test_a_key_chooses_the_sample_that_is_shown_there(path):

@@ -28,7 +28,6 @@ def write_page(runs, path):
 
 @pytest.fixture(scope='module')
 def two(tmp_path_factory):
-    """Return the address of a page about two runs."""
     place = tmp_path_factory.mktemp('runs')
     write_page([str(run) for run in make_two_runs(place).values()], place / 'page.html')
     return (place / 'page.html').as_uri()

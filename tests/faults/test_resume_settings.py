@@ -53,7 +53,6 @@ def begun(tmp_path_factory):
 
 @pytest.fixture
 def copied(begun, tmp_path):
-    """Return the directory of a copy of that run."""
     shutil.copytree(begun, tmp_path / 'save')
     return tmp_path / 'save/run'
 

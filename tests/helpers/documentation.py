@@ -16,7 +16,6 @@ def fenced(path, language):
 
 
 def tool(name):
-    """Return the module tools/NAME.py."""
     spec = importlib.util.spec_from_file_location(name, REPOSITORY / f'tools/{name}.py')
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

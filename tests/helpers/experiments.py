@@ -40,7 +40,6 @@ def recorded_hparams(entry):
 
 
 def another(field, value):
-    """Return another value of an option."""
     if field.metadata.get('one_of'):
         return next(choice for choice in field.metadata['one_of'] if choice != value)
     types = hyperparams.members(field.type)

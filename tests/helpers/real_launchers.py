@@ -33,7 +33,6 @@ class Launcher:
     engine: str = 'torch'
 
     def start_job(self, directory, name, **settings):
-        """Launch two ranks of a job in rank_jobs.py."""
         settings = {**self.variables, 'ENGINE': self.engine, **settings}
         return start_job(directory, name, started_by=self.command, **settings)
 

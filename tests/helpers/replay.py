@@ -24,7 +24,6 @@ INITIAL_MODELS = {'golden': 'train_model', 'tiny-main': 'tiny_main_model'}
 
 
 def local_paths(hparams, save_dir):
-    """Point recorded hyperparameters at the files of the set and at `save_dir`."""
     for group in (hparams, getattr(getattr(hparams, 'rewards', None), 'train_new_model', None)):
         if group is None:
             continue

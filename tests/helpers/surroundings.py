@@ -34,7 +34,6 @@ def make() -> None:
 
 
 def empty() -> None:
-    """Remove what a test has left in them."""
     for folder in (SAVES, HERE):
         for entry in os.scandir(folder):
             if entry.is_dir(follow_symlinks=False):

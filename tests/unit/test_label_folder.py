@@ -18,11 +18,6 @@ from lm_human_preferences.language import encodings
 from lm_human_preferences.online import collection
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / 'f'
-
-
 def test_questions_and_answers_are_read_as_they_were_written(path):
     make_folder(path, 3)
     opened = LabelFolder(str(path))

@@ -243,6 +243,12 @@ def test_a_server_without_md5(server):
             storage.blobs._download(blob, client, longer)
 
 
+def test_unwritable_cache(server, tmp_path, monkeypatch):
+    (tmp_path / 'file').write_text('')
+    monkeypatch.setenv('LMHP_CACHE', str(tmp_path / 'file'))
+    assert 'Not a directory' in failure()
+
+
 def test_own_credentials_stay_at_home(server, monkeypatch):
     monkeypatch.setenv('AZURE_STORAGE_KEY', 'c2VjcmV0')
     assert contents(storage.cached_path(BASE + '/labels/a.json')) == b'[1]'
