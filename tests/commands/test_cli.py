@@ -330,6 +330,11 @@ def test_our_own_errors_keep_their_traceback(error):
     assert invoke('train', failing(error)).exception is error
 
 
+def test_interrupt_is_quiet():
+    result = invoke('train', failing(KeyboardInterrupt()))
+    assert (result.exit_code, result.output.strip()) == (130, '')
+
+
 @pytest.fixture
 def run(tmp_path):
     settings = resolved('train_policy', 'test').to_nested_dict()

@@ -115,8 +115,8 @@ def test_what_is_made_of_a_file_of_queries_is_told_once(tmp_path, words):
 def test_rank_0_tells_the_speed_as_the_original_did(capsys):
     """Its samples are those of recorded/test_replay.py."""
     logging.configure_console('original')
-    trainer = trainer_of(rollout=[], step_seconds=1.0, ppo=SimpleNamespace(batch_size=2))
-    trainer.logger.is_due = lambda step: False
+    trainer = trainer_of(rollout=[], step_seconds=4.0, ppo=SimpleNamespace(batch_size=2))
+    trainer.logger.is_due = bool  # of every step but the first
     for trainer.comm.rank in (0, 1):
         tracked_samples.OriginalSamples(trainer, None).after_step(1, {})
-    assert capsys.readouterr().out == '[ppo_step 0] step_time=1.00s, eps/s=2.00\n'
+    assert capsys.readouterr().out == '[ppo_step 0] step_time=4.00s, eps/s=0.50\n'
