@@ -108,6 +108,7 @@ def test_labels_of_tables(tmp_path, label_type, header, row, answer):
     path = write(tmp_path / 'x.csv', f'id,labeller,{header}\n7,anna,{row}\n')
     ((where, record),) = records.read(path)
     kind = label_types.get(label_type).allow_ties()
+    assert not records.unread(record, kind)
     label = records.parse(record, where, kind)
     assert (label.query, label.answer, label.is_bad) == ('q', answer, 'bad' in header)
     assert sorted(label.samples) == ['a', 'b'][: len(kind.samples)]
