@@ -25,7 +25,7 @@ from lm_human_preferences.utils.logging import Logger, announce
 
 
 class Trainer(Protocol):
-    """Interface of a trainer to save: named tensors, and a JSON state_dict, loaded before them."""
+    """Interface of a trainer that can be saved: its named tensors, and its other state as JSON."""
 
     logger: Logger
 
@@ -40,7 +40,7 @@ class Trainer(Protocol):
 
 
 def variables_of(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Return {name in checkpoints: tensor} of `trainer`, without copying."""
+    """Return the tensors of `trainer` by their names in checkpoints, without copying them."""
     return trainer.variable_names.variables(trainer.tensors())
 
 
@@ -64,7 +64,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         self.directory = directory
         self.comm = comm
         self.resume = resume
-        self.frozen: tuple[str, ...] = ()  # name prefixes of tensors that saving does not copy
+        self.frozen: tuple[str, ...] = ()  # name prefixes of tensors that are saved without a copy
         self.max_to_keep = max_to_keep
         self.stop_timeout = stop_timeout
         self.after_save = after_save
@@ -125,7 +125,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             checkpoints.check_disk_space(self.directory, saves, size, self.max_to_keep)
 
     def make_latest(self) -> None:
-        """List the resumed checkpoint as the latest; a kill may have prevented that."""
+        """List the resumed checkpoint as the latest, which a killed run may have failed to do."""
         if self.directory and self.prefix and self.comm.rank == 0:
             checkpoints.discard_after(self.directory, os.path.basename(self.prefix))
 
@@ -166,7 +166,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         step = trainer.state_dict()['step']
         state = None
         if resumable:
-            self.comm.on_rank_0(self.wait)  # the last save may take long on a slow disk
+            self.comm.on_rank_0(self.wait)  # the previous save may take long on a slow disk
             position = position or self.position(trainer)
             random = self.comm.all_gather_object(position['random'])
             state = {**position, 'seed': self.seed, 'library': self.library, 'random': random}
@@ -183,14 +183,14 @@ class Checkpointer(contextlib.AbstractContextManager):
             self.after_save()
 
     def save_on_error(self, trainer: Trainer) -> None:
-        """Save `trainer` in the middle of a step, unless this step is saved or a save failed."""
+        """Save `trainer` in the middle of a step, unless the step is saved or a save has failed."""
         if not self.directory or self.comm.rank != 0 or self.failed:
             return
         if self.saved_step != trainer.state_dict()['step']:
             self.save(trainer, resumable=False)
 
     def _copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return `tensors` copied into reused buffers in host memory; frozen tensors uncopied."""
+        """Return copies of `tensors` in reused host buffers; frozen tensors are not copied."""
         if not self.host_buffers:
             hardware.release_freed_memory()
         for name, tensor in tensors.items():
@@ -226,7 +226,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         self.stop_requested = True
         stop_signals.set_deadline(self.stop_timeout)
         if self.comm.rank == 0:
-            # os.write instead of print(), which the signal may have interrupted.
+            # print() is unsafe in a signal handler, as the signal may have interrupted a print().
             text = (
                 '\nStopping: the current step is saved if it finishes within'
                 f' {self.stop_timeout} s; interrupt again to stop at once\n'
@@ -247,7 +247,7 @@ class Checkpointer(contextlib.AbstractContextManager):
     def wait(self) -> None:
         """Wait until the background save has ended; raise its error, if any."""
         if self.writing:
-            # An interruption here leaves `writing` set, as the thread still reads the buffers.
+            # After an interrupted wait, `writing` stays set, as the thread still reads the buffers.
             self.failed = self.writing.exception() is not None
             writing = self.writing
             self.writing = None
@@ -255,10 +255,10 @@ class Checkpointer(contextlib.AbstractContextManager):
 
 
 def load(prefix: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy a checkpoint into {variable name: tensor}; UserError if a dtype or shape differs."""
+    """Copy a checkpoint's values into `tensors`, by name; UserError if a dtype or shape differs."""
     bundle = Bundle(prefix)
     for name, tensor in tensors.items():
-        missing = 0j  # no variable is complex, so this fails the comparison below
+        missing = 0j  # stands for a missing value, as no variable of a model is complex
         value = torch.from_numpy(np.array(bundle.get(name, missing)))
         if (value.dtype, value.shape) != (tensor.dtype, tensor.shape):
             raise UserError(

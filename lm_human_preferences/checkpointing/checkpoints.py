@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-SIZE_OF_OTHER_FILES = 1 << 20  # upper bound in bytes for a checkpoint's files without its values
+SIZE_OF_OTHER_FILES = 1 << 20  # upper bound in bytes for the index and manifest of a checkpoint
 
 
 def latest(directory: str) -> str | None:
@@ -58,7 +58,7 @@ def _listed(directory: str) -> list[str]:
 
 def check_disk_space(directory: str, saves: int, size: int, max_to_keep: int) -> None:
     """Raise UserError if the disk lacks room for `saves` checkpoints of `size` bytes each."""
-    # The disk needs room for one more: a new checkpoint is written before the oldest is deleted.
+    # The disk holds one checkpoint more until the oldest is deleted, after the newest is written.
     count = max(0, min(saves, max_to_keep + 1) - len(_listed(directory)))
     free = storage.free_bytes(directory)
     if free < count * size:
@@ -81,7 +81,7 @@ def save(
     state: Any = None,
     max_to_keep: int = 20,
 ) -> str:
-    """Save a checkpoint, list it as the latest, delete the oldest ones; return its prefix.
+    """Save a checkpoint, list it as the latest, delete the oldest; return the new one's prefix.
 
     name: model.ckpt, or model.ckpt-STEP. UserError, with nothing changed, if it cannot be written.
     """
@@ -111,7 +111,7 @@ def write_bundle(
     tensors: Mapping[str, np.ndarray | torch.Tensor],
     state: Any = None,
 ) -> None:
-    """Write a checkpoint, all or nothing, as tf.train.Saver does; with `state`, also a manifest."""
+    """Write all of a checkpoint's files or none; with `state`, also a manifest that holds it."""
     manifests = [f'{prefix}{RESUME}'] if state is not None else []
     targets = [*manifests, f'{prefix}{DATA}', f'{prefix}{INDEX}']
     with storage.atomic_write(*targets) as (*manifest_files, data, index):
@@ -134,7 +134,7 @@ def _commit(directory: str, keep: Sequence[str]) -> None:
 
 def _delete(directory: str, names: Collection[str]) -> None:
     """Delete the files of the checkpoints `names`, and partial files of killed processes."""
-    # Sorting puts resume.json last: if this is killed, a later save still finds the checkpoint.
+    # Sorting puts resume.json last, so that a later save can finish what a kill interrupted.
     for file in sorted(os.listdir(directory)):
         match = FILE.fullmatch(file)
         if LEFTOVER.fullmatch(file) or (match and match[1] in names):
@@ -146,7 +146,7 @@ def latest_resumable(directory: str) -> tuple[str, Any] | None:
     damaged = False
     for name in resumable(directory):
         prefix = os.path.join(directory, name)
-        if not os.path.exists(prefix + INDEX):  # the index is written last: the save was killed
+        if not os.path.exists(prefix + INDEX):  # a save that was killed leaves no index
             continue
         try:
             return prefix, _verify(prefix)
@@ -163,7 +163,7 @@ def _verify(prefix: str) -> Any:
     state = restore_state(prefix)
     bundle = tf_bundle.Bundle(prefix)
     for name in bundle:
-        _ = bundle[name]  # checks its CRC
+        _ = bundle[name]  # reading a tensor checks its CRC
     return state
 
 
@@ -178,14 +178,14 @@ def discard_after(directory: str, name: str) -> None:
 
 
 def restore_state(prefix: str) -> Any:
-    """Return a checkpoint's state, or None; BundleError if its manifest or index is damaged."""
+    """Return a checkpoint's state, None without a manifest; BundleError if a file is damaged."""
     path = prefix + RESUME
     if not os.path.exists(path):
         return None
     with tf_bundle.open_file(path) as manifest_file, tf_bundle.open_file(prefix + INDEX) as index:
         try:
             manifest = json.load(manifest_file)
-            if 'index_sha256' in manifest:  # an earlier version of this program wrote it
+            if 'index_sha256' in manifest:  # the manifest is of an earlier version
                 found = hashlib.sha256(index.read()).hexdigest()
                 is_whole = 'state' in manifest and manifest['index_sha256'] == found
             else:

@@ -1,4 +1,4 @@
-"""Names of files and tensors in checkpoints. Imports no numpy, for a fast --help.
+"""Names of files and tensors in checkpoints; this module imports no numpy, for a fast --help.
 
 The files are written in this order; replacing the last file commits the checkpoint:
 
@@ -77,5 +77,5 @@ class VariableNames(Protocol):
         ...
 
     def variables(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return {name in checkpoints: detached view} for `tensors` {own name: tensor}."""
+        """Return detached views of `tensors` {name in this program: tensor} by checkpoint name."""
         ...

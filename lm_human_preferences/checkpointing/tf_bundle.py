@@ -19,7 +19,7 @@ from lm_human_preferences.storage.files import masked_crc
 if TYPE_CHECKING:
     import torch
 
-# Types of types.proto, without those that numpy lacks: strings, bfloat16, quantized types
+# TensorFlow's numbers (types.proto) of the types that numpy has, too
 DTYPES = {
     1: np.dtype('<f4'),
     2: np.dtype('<f8'),
@@ -37,25 +37,25 @@ DTYPES = {
     23: np.dtype('<u8'),
 }
 DTYPE_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
-MAX_RANK = 64  # largest number of dimensions that numpy supports
-VARINT, BYTES, FIXED32 = 0, 2, 5  # protocol buffers' wire types that occur in checkpoints
-# sliced: whether the variable is partitioned, that is, stored in pieces under other keys
+MAX_RANK = 64  # largest number of dimensions of a numpy array
+VARINT, BYTES, FIXED32 = 0, 2, 5  # wire types of protocol buffers that occur in checkpoints
+# An entry is `sliced` if its variable is partitioned, so that its pieces have keys of their own.
 _Entry = collections.namedtuple('_Entry', 'dtype shape shard offset size crc sliced')
-# Largest size in bytes of a file and of its decoded entries; 1558M's optimizer needs 1/40 of it.
+# Limit in bytes for an index, also when decoded; that of GPT-2 1558M with Adam takes 1/40 of it.
 MAX_SIZE = 1 << 23
-TOO_LARGE = f'it takes more than {MAX_SIZE >> 20} MiB'
+INDEX_IS_TOO_LARGE = f'the index takes more than {MAX_SIZE >> 20} MiB'
 MAGIC = bytes.fromhex('57fb808b247547db')
 FOOTER_SIZE = 48
-ENTRY_COST = 64  # bytes that an entry adds towards MAX_SIZE, besides its key
+ENTRY_COST = 64  # bytes of MAX_SIZE that each entry takes, besides its key
 RESTART_INTERVAL = 16
 
 
 class BundleError(UserError):
-    """Error: a checkpoint is missing, damaged or not supported. It names file and tensor."""
+    """Error: a checkpoint is missing, damaged or not supported, with names of file and tensor."""
 
 
 def _fields(message: bytes) -> Iterator[tuple[tuple[int, int], Any]]:
-    """Yield ((field number, wire type), value) for fields 1 to 7; ValueError if damaged."""
+    """Yield ((number, wire type), value) for fields 1 to 7 of a protocol buffer, or ValueError."""
     position = 0
     while position < len(message):
         tag, position = read_varint(message, position)
@@ -70,15 +70,15 @@ def _fields(message: bytes) -> Iterator[tuple[tuple[int, int], Any]]:
             value = message[position : position + size]
             position += size
         else:
-            raise ValueError('a field has an unknown wire type')
+            raise ValueError('a field of the index has an unknown wire type')
         if position > len(message):
-            raise ValueError('a field is truncated')
+            raise ValueError('a field of the index is truncated')
         if number <= 7:
             yield (number, wire_type), value
 
 
 def _field(number: int, value: int | bytes) -> bytes:
-    """Return a serialized field; b'' for the value 0, which is the default."""
+    """Return a protocol buffer's field, serialised; b'' for the value 0, which is the default."""
     if isinstance(value, bytes):
         return varint(number << 3 | BYTES) + varint(len(value)) + value
     if value == 0:
@@ -87,7 +87,7 @@ def _field(number: int, value: int | bytes) -> bytes:
 
 
 def _parse_entry(message: bytes) -> _Entry:
-    """Parse a BundleEntryProto."""
+    """Parse a BundleEntryProto, which says where a checkpoint holds a variable."""
     fields = dict(_fields(message))
     # Read at most one dimension more than numpy supports, which is enough to refuse the tensor.
     shape = []
@@ -109,7 +109,7 @@ def open_file(path: str) -> BinaryIO:
     """Open a regular file for reading; BundleError if that fails."""
     if not os.path.exists(path):
         raise BundleError(f'{path} is missing')
-    if not os.path.isfile(path):  # opening a pipe would block for ever
+    if not os.path.isfile(path):  # opening a pipe could block for ever
         raise BundleError(f'{path} is not a file')
     with os_errors_as(f'{path} cannot be read', kind=BundleError):
         return open(path, 'rb')
@@ -135,7 +135,7 @@ class Bundle(collections.abc.Mapping[str, np.ndarray]):
             rows = dict(read_table(data))
             if b'' not in rows:
                 raise ValueError('the index has no header')
-            header = dict(_fields(rows.pop(b'')))  # a BundleHeaderProto
+            header = dict(_fields(rows.pop(b'')))  # the header is a BundleHeaderProto
             self._n_shards = header.get((1, VARINT), 0)
             self._entries: dict[str, _Entry] = {}
             for key, row in rows.items():
@@ -194,13 +194,13 @@ class Bundle(collections.abc.Mapping[str, np.ndarray]):
 
 
 def write_values(file: BinaryIO, tensors: Mapping[str, np.ndarray | torch.Tensor]) -> bytes:
-    """Write {name: array or torch tensor} one after another; return the content of the index."""
-    header = _field(1, 1) + _field(3, _field(1, 1))  # one shard, version 1
+    """Write the values of arrays or torch tensors to `file`; return the content of the index."""
+    header = _field(1, 1) + _field(3, _field(1, 1))  # the header for one shard, version 1
     rows = [(b'', header)]
     offset = 0
-    for name in sorted(tensors):  # str sorts as its UTF-8 bytes do
+    for name in sorted(tensors):  # strings sort as their UTF-8 bytes do
         tensor: Any = tensors[name]
-        if hasattr(tensor, 'detach'):  # a torch tensor
+        if hasattr(tensor, 'detach'):  # only torch tensors have `detach`
             tensor = tensor.detach().cpu()
         array = np.asarray(tensor)
         dtype = array.dtype.newbyteorder('<')
@@ -218,13 +218,13 @@ def write_values(file: BinaryIO, tensors: Mapping[str, np.ndarray | torch.Tensor
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return the base-128 number at `position`, and the position after it; or ValueError."""
+    """Return the base-128 number at `position`, and the position after it, or ValueError."""
     value = 0
     for length, byte in enumerate(data[position : position + 10], start=1):
         value |= (byte & 0x7F) << 7 * (length - 1)
         if byte < 0x80:
             return value, position + length
-    raise ValueError('damaged number')
+    raise ValueError('a number in the index is damaged')
 
 
 def varint(value: int) -> bytes:
@@ -233,11 +233,11 @@ def varint(value: int) -> bytes:
 
 
 def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield all (key, value) pairs of a table; ValueError if it is damaged or too large."""
+    """Yield all (key, value) pairs of a LevelDB table; ValueError if it is damaged or too large."""
     if len(data) > MAX_SIZE:
-        raise ValueError(TOO_LARGE)
+        raise ValueError(INDEX_IS_TOO_LARGE)
     if len(data) < FOOTER_SIZE or not data.endswith(MAGIC):
-        raise ValueError('it does not end like the index of a TensorFlow checkpoint')
+        raise ValueError('the file does not end like the index of a TensorFlow checkpoint')
     footer = data[-FOOTER_SIZE:-8]
     # Skip the two numbers of the handle of the meta-index, which is empty.
     _, position = read_varint(footer, 0)
@@ -247,27 +247,27 @@ def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         block = _block(data, handle)
         size += len(block)
         if size > MAX_SIZE:
-            raise ValueError(TOO_LARGE)
+            raise ValueError(INDEX_IS_TOO_LARGE)
         for key, value in _entries(block):
             size += len(key) + ENTRY_COST
             if size > MAX_SIZE:
-                raise ValueError(TOO_LARGE)
+                raise ValueError(INDEX_IS_TOO_LARGE)
             yield key, value
 
 
 def _block(data: bytes, handle: bytes) -> bytes:
-    """Return the block at `handle` (offset, size); ValueError if it is damaged or compressed."""
+    """Return a table's block at `handle` (offset, size); ValueError if damaged or compressed."""
     offset, position = read_varint(handle, 0)
     size, _ = read_varint(handle, position)
     end = offset + size
     if end + 5 > len(data):
-        raise ValueError('a block is beyond the end')
+        raise ValueError('a block of the index lies beyond the end of the file')
     (crc,) = struct.unpack_from('<I', data, end + 1)
     if masked_crc(data[offset : end + 1]) != crc:
-        raise ValueError('the checksum of a block does not match')
+        raise ValueError('the checksum of a block of the index does not match')
     if data[end]:
         raise ValueError(
-            'it is compressed, which is not supported; TensorFlow has not compressed since 1.2'
+            'the index is compressed, which is not supported; TensorFlow 1.2 and later never do it'
         )
     return data[offset:end]
 
@@ -276,7 +276,7 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield the (key, value) pairs of a block, whose keys are stored as differences."""
     end = len(block) - 4 - 4 * int.from_bytes(block[-4:], 'little')
     if end < 0:
-        raise ValueError('a block is too short')
+        raise ValueError('a block of the index is too short')
     position = 0
     key = b''
     while position < end:
@@ -284,7 +284,7 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         rest, position = read_varint(block, position)
         size, position = read_varint(block, position)
         if shared > len(key) or position + rest + size > end:
-            raise ValueError('an entry is damaged')
+            raise ValueError('an entry of the index is damaged')
         key = key[:shared] + block[position : position + rest]
         position += rest + size
         yield key, block[position - size : position]

@@ -205,7 +205,8 @@ def test_compressed_index_is_refused(prefix):
     """TensorFlow writes none; the checksum is right."""
     block = bytes([1, 0, 0])
     put(prefix + INDEX, one_block(block, 1))
-    with pytest.raises(BundleError, match=f'^{prefix}.index is {NO_CHECKPOINT} it is compressed'):
+    told = f'^{prefix}.index is {NO_CHECKPOINT} the index is compressed'
+    with pytest.raises(BundleError, match=told):
         Bundle(prefix)
 
 
@@ -226,9 +227,9 @@ HUGE = (0, 1 << 40, 1 << 40)
         (entry(shape=(3,), size=12), f"{DATA} is truncated: 'v' ends at byte 12, the file at 8"),
         (entry(offset=1 << 63), f"{DATA} is truncated: 'v' ends at byte {(1 << 63) + 8}, the file"),
         (entry(), f"{DATA} is damaged: the checksum of 'v' does not match"),
-        (b'\x0b', f'.index is {NO_CHECKPOINT} a field has an unknown wire type'),
-        (b'\x12\x05a', f'.index is {NO_CHECKPOINT} a field is truncated'),
-        (b'\x08' + b'\xff' * 10 + b'\1', f'.index is {NO_CHECKPOINT} damaged number'),
+        (b'\x0b', f'.index is {NO_CHECKPOINT} a field of the index has an unknown wire type'),
+        (b'\x12\x05a', f'.index is {NO_CHECKPOINT} a field of the index is truncated'),
+        (b'\x08' + b'\xff' * 10 + b'\1', f'.index is {NO_CHECKPOINT} a number in the index is'),
     ],
 )
 def test_damaged_entry(tmp_path, message, line):
@@ -314,9 +315,9 @@ def large_file():
 @pytest.mark.parametrize(
     'block, reason',
     [
-        (b'\1\0\0' + struct.pack('<II', 0, 1), 'an entry is damaged'),
-        (b'\0\5\0' + struct.pack('<II', 0, 1), 'an entry is damaged'),
-        (b'\xff' * 4, 'a block is too short'),
+        (b'\1\0\0' + struct.pack('<II', 0, 1), 'an entry of the index is damaged'),
+        (b'\0\5\0' + struct.pack('<II', 0, 1), 'an entry of the index is damaged'),
+        (b'\xff' * 4, 'a block of the index is too short'),
     ],
 )
 def test_damaged_block(tmp_path, block, reason):
@@ -330,7 +331,7 @@ def test_reading_a_crafted_index_is_cheap(tmp_path, monkeypatch, make):
     monkeypatch.setattr(tf_bundle, 'MAX_SIZE', 2 * MIB)
     put(tmp_path / 'x.index', make())
     start = time.process_time()
-    with pytest.raises(BundleError, match=tf_bundle.TOO_LARGE), peak_memory() as peak:
+    with pytest.raises(BundleError, match=tf_bundle.INDEX_IS_TOO_LARGE), peak_memory() as peak:
         Bundle(tmp_path / 'x')
     assert peak() < 64 * MIB and time.process_time() - start < 20
 
