@@ -306,7 +306,7 @@ def test_an_adapter_is_what_peft_computes(tmp_path, family, says_tied, is_tied, 
     config = peft.LoraConfig(r=3, lora_alpha=5, target_modules=f'.*({layers})', **named)
     if is_tied and kind == 'tokens and head':
         # PEFT itself merges another model.
-        with pytest.raises(UserError, match='merging it changes outputs, by up to'):
+        with pytest.raises(UserError, match='merging the adapter changes outputs, by up to'):
             assert_peft_computes_it(base, tmp_path / 'adapter', config)
         return
     assert_peft_computes_it(base, tmp_path / 'adapter', config, rows=4 * (kind == 'larger'))

@@ -24,7 +24,7 @@ class Adapted(nn.Module):
     scale: float
 
     def add_adapter(self, rank: int, scale: float) -> None:
-        """Add uninitialised A and B; `reset` sets their values."""
+        """Add an adapter's matrices A and B, whose values are undefined until `reset` sets them."""
         weight = self.weight.T if isinstance(self, Projection) else self.weight
         outputs, inputs = weight.shape
         device = self.weight.device
@@ -99,8 +99,8 @@ def reset(network: nn.Module) -> None:
 @torch.no_grad()
 def reduce(network: Network) -> None:
     """Convert weights and biases of linear layers to bfloat16, as autocast would at each use."""
-    # Run the network once now: `takes_rows` is decided by comparing outputs of exact weights.
-    with precision.plain():  # no prepacked copies of weights that are about to change
+    # The network must run once with exact weights, to find out whether its fast pass is exact.
+    with precision.plain():  # prepacked copies of these weights would soon be out of date
         network.hidden(torch.zeros(1, 1, dtype=torch.int64))
     for layer in network.modules():
         if type(layer) in _ADAPTED:

@@ -1,4 +1,4 @@
-"""Adapters in PEFT's format: merge saved ones into their base model, and save our own."""
+"""Adapters in PEFT's format: merge a saved adapter into its base model, or save our adapters."""
 
 import os
 import re
@@ -25,20 +25,15 @@ from lm_human_preferences.language.networks.weights import (
 )
 
 WEIGHTS = 'adapter_model.safetensors'
-PREFIX = 'base_model.model.'  # prefix of tensor names in PEFT's files
-ROWS = 'token_adapter.trainable_tokens_delta'  # in the names of tensors with embedding rows
+PREFIX = 'base_model.model.'  # prefix of all tensor names in PEFT's files
+ROWS = 'token_adapter.trainable_tokens_delta'  # names tensors with changed rows of an embedding
 _TABLE = re.compile(
     rf'((?P<output>{OUTPUT_LAYER.pattern})|{EMBEDDING_LAYER.pattern})'
     r'\.((base_layer\.)?(?P<whole>weight)$)?'
 )
-SAVED = 'modules_to_save.'  # PEFT saves a second copy, with this name, of a layer that grew
-# Advice if weights are missing, or if the adapter was saved inside a wrapper such as DDP.
-_AGAIN = (
-    'save it again by `save_pretrained` of the PEFT model, unwrapped; under DeepSpeed ZeRO-3 gather'
-    ' its weights first'
-)
+SAVED = 'modules_to_save.'  # in the name of PEFT's second copy of an enlarged layer
 TOLERANCE = 1e-4  # largest change of a logit by merging, relative to the largest logit
-MOST_REPEATS = 5  # repetitions in a regex for layer names; with 8, matching one name takes 15 s
+MOST_REPEATS = 5  # repetitions that a regex for layer names may have; 8 of them take 15 s
 _OF_PROMPTS = ('PROMPT_TUNING', 'MULTITASK_PROMPT_TUNING', 'P_TUNING', 'PREFIX_TUNING')
 
 
@@ -51,39 +46,44 @@ def merged(directory: str, model: Any) -> Any:
     folder = os.path.dirname(storage.cached_path(path))
     check_patterns(directory)
     changes = changes_of(directory)
-    import peft  # takes seconds to import
+    import peft  # importing peft takes seconds
 
     with explained(path, ': PEFT cannot merge it'):
-        warnings.simplefilter('ignore')  # the checks below raise errors for the same faults
+        warnings.simplefilter('ignore')  # PEFT warns of faults that the code below refuses
         if 'vocab_size' in changes:
             model.resize_token_embeddings(changes['vocab_size'], mean_resizing=False)
         adapted = peft.PeftModel.from_pretrained(model, folder).eval()
         found: Any = peft.set_peft_model_state_dict(adapted, tensors)
         wrong = _without_place(adapted, tensors, found)
         if wrong:
-            raise UserError(f'{path}: tensors do not fit its base model: {listed(wrong)}: {_AGAIN}')
+            # Weights are missing, or the adapter was saved inside a wrapper such as DDP.
+            raise UserError(
+                f"{path}: tensors do not fit the adapter's base model: {listed(wrong)}: save the"
+                ' adapter again by `save_pretrained` of the PEFT model, unwrapped; under DeepSpeed'
+                ' ZeRO-3 gather its weights first'
+            )
         # Compare logits: PEFT does not notice if the merged model computes something else.
         table = model.get_input_embeddings().weight
         tokens = torch.arange(8, device=table.device).unsqueeze(0) % len(table)
         expected = adapted(input_ids=tokens).logits
         if changes:
-            _untie(adapted)  # else merging would change both tied layers, not only the adapted one
-        whole: Any = adapted.merge_and_unload(safe_merge=True)  # safe_merge: NaN is an error
+            _untie(adapted)  # merging would otherwise change both tied layers
+        whole: Any = adapted.merge_and_unload(safe_merge=True)  # safe_merge refuses NaN
         difference = (whole(input_ids=tokens).logits - expected).abs().max()
-    # `not ... <=` instead of `>`, so that NaN fails, too.
+    # Unlike a comparison by `>`, `not ... <=` also refuses NaN.
     if not difference <= TOLERANCE * expected.abs().max():
-        raise UserError(f'{path}: merging it changes outputs, by up to {difference:.3g}')
+        raise UserError(f'{path}: merging the adapter changes outputs, by up to {difference:.3g}')
     return whole
 
 
 def _without_place(adapted: Any, tensors: dict[str, torch.Tensor], found: Any) -> list[str]:
-    """Return the names of tensors without a place in the model, and of missing tensors.
+    """Return the names of tensors that the model has no place for, and of tensors that it lacks.
 
     found: PEFT's result of loading the tensors, with its missing_keys and unexpected_keys.
     """
     state, missing = adapted.state_dict(), set(found.missing_keys)
     loaded = {each.data_ptr() for name, each in state.items() if name not in missing}
-    own = {name for name in missing if '.default' in name}  # the adapter's names, not the base's
+    own = {name for name in missing if '.default' in name}  # the adapter's tensors have '.default'
     lacking = {name for name in own if state[name].data_ptr() not in loaded}
     twins = {name for name in tensors if SAVED in name and name.replace(SAVED, '') in tensors}
     return sorted(lacking | (set(found.unexpected_keys) - twins))
@@ -130,14 +130,14 @@ def changes_of(directory: str) -> dict[str, Any]:
 
 
 def read_config(directory: str) -> dict[str, Any]:
-    """Return an adapter's settings {name: value}; UserError if it cannot be merged."""
+    """Return an adapter's settings {name: value}; UserError if the adapter cannot be merged."""
     path = storage.join(directory, PEFT_CONFIG)
     config: Any = storage.read_json(path)
     if not isinstance(config, dict) or not isinstance(config.get('peft_type'), str):
         raise UserError(f'{path} is damaged: it does not describe adapters')
     if config['peft_type'] in _OF_PROMPTS:
         raise UserError(f'{path}: adapters of type {config["peft_type"]} cannot be merged')
-    if config.get('megatron_config'):  # names code that PEFT would run
+    if config.get('megatron_config'):  # a setting that names code for PEFT to run
         raise UserError(f'{path}: adapters with megatron_config are not supported')
     return config
 

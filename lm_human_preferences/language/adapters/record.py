@@ -1,4 +1,4 @@
-"""File that says which base model and options adapters have, and weights with adapters merged."""
+"""Record of adapters and their base model (adapter.json), and weights in which both are merged."""
 
 import dataclasses
 import os
@@ -24,7 +24,7 @@ _SCHEMA = {'base': str, 'digest': str, 'transposed': bool, 'adapters': dict}
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """Base model (path or URL, digest of its parameters) and {scope: options of its adapters}."""
+    """Record of a base model (path or URL, digest) and of the adapter options of each network."""
 
     base: str
     digest: str
@@ -32,7 +32,7 @@ class Record:
     adapters: Mapping[str, LoraHParams]
 
     def options(self, scope: str) -> LoraHParams | None:
-        """Return a network's adapter options, or None; all models of an ensemble have the same."""
+        """Return a network's adapter options, or None; an ensemble's models all have the same."""
         return self.adapters.get(without_number(scope))
 
     def write(self, directory: str) -> None:
@@ -47,7 +47,7 @@ def without_number(scope: str) -> str:
 
 
 def read(directory: str | None) -> Record | None:
-    """Return the record in a model's directory; None without a file; UserError if damaged."""
+    """Return the record in a model's directory; None without one; UserError if it is damaged."""
     if directory is None or not has_adapters(directory):
         return None
     path = storage.join(directory, ADAPTER)
@@ -75,7 +75,7 @@ def base_of(directory: str, record: Record) -> str:
 
 @dataclasses.dataclass(eq=False)
 class AdaptedWeights(Weights):
-    """Weights W + alpha / rank * B A. W: the base model's; A, B: from the checkpoint `own`."""
+    """Weights W + alpha / rank * B A: W of a base model, with adapters A and B of a checkpoint."""
 
     _own: CheckpointWeights
     _base: Weights
@@ -125,7 +125,7 @@ class AdaptedWeights(Weights):
 
 
 def merged(own: CheckpointWeights, directory: str, open_model: Callable[[str], Any]) -> Weights:
-    """Return a model's `own` weights; if they are adapters, merged with their base model's."""
+    """Return a model's `own` weights; adapters are merged with the weights of their base model."""
     of_base = read(directory)
     if of_base is None:
         return own

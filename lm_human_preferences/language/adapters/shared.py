@@ -53,7 +53,7 @@ class SharedBase(TrainedModel):
         return network
 
     def create_like(self, saved: TrainedModel, scalar_heads: Iterable[str], scope: str) -> Network:
-        """Create a network to load `saved` into; shares this base if `saved` was trained on it."""
+        """Create a network to load `saved` into, on this base if `saved` was trained on it, too."""
         of_saved = record.read(saved.savedir)
         if of_saved is None or of_saved.digest != self.digest:
             return saved.create(scalar_heads)
@@ -92,7 +92,7 @@ class SharedBase(TrainedModel):
 
 
 class Bases(dict[Any, SharedBase]):
-    """Base models of a command, each read once for all of its trainings, as of an ensemble."""
+    """Base models of a command, each read only once, even for several trainings of an ensemble."""
 
     def under(
         self,
@@ -120,7 +120,7 @@ class Bases(dict[Any, SharedBase]):
 def with_learned(
     sizes: Sizes, create: Callable[[Iterable[str]], Network], adapters: Adapters
 ) -> Sizes:
-    """Set `sizes.learned` to the parameter count of the largest network's adapters; no heads."""
+    """Set `sizes.learned` to the largest number of parameters that a network's adapters have."""
     for options in adapters.values():
         with torch.device('meta'):
             network = create([])

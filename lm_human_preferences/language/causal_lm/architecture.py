@@ -21,10 +21,10 @@ from lm_human_preferences.language.networks.model_kinds import CONFIG_FILE
 from lm_human_preferences.language.networks.weights import CAUSAL_LM
 from lm_human_preferences.machine import precision
 
-TOLERANCE = 1e-3  # largest difference, relative to the largest output, in float32
-LENGTH = 12  # tokens in the test sequence
+TOLERANCE = 1e-3  # largest difference from transformers' outputs, relative to the largest output
+LENGTH = 12  # number of tokens in the sequence that tests a model
 SEED = 0
-LARGE = 1000  # factor that makes logits so large that a soft cap on them shows
+LARGE = 1000  # factor on logits that reveals a soft cap, which changes large logits most
 
 
 class CausalLM:
@@ -45,7 +45,7 @@ class CausalLM:
 
     @functools.cached_property
     def _empty(self) -> Any:
-        """Return the model on device `meta`, so without values of parameters."""
+        """Return the model on the device `meta`, which holds no values of parameters."""
         with explained(self.path), torch.device('meta'):
             return empty_model(self._config)
 
@@ -118,19 +118,20 @@ def check_network(network: TransformersNetwork, name: str, loaded: Any = None) -
     loaded: the model that transformers loads from the same files, or None.
     """
     family = network.causal_lm.config.model_type
-    refused = f'{name}: models of the family {family} are not supported: '
     try:
         with precision.plain():
             for difference, complaint in differences(network, loaded):
-                # `not ... <=` instead of `>`, so that NaN fails, too.
+                # Unlike a comparison by `>`, `not ... <=` also refuses NaN.
                 if not difference <= TOLERANCE:
-                    raise UserError(refused + complaint)
+                    raise UserError(
+                        f'{name}: models of the family {family} are not supported: {complaint}'
+                    )
     except UserError:
         raise
-    except Exception as e:  # the code of a model family may raise any type
+    except Exception as e:  # code of transformers may raise any type of error
         raise UserError(
-            f'{refused}they cannot compute with given positions, a given mask or a given cache'
-            f' ({type(e).__name__}: {e!s:.200})'
+            f'{name}: models of the family {family} are not supported: they cannot compute with'
+            f' given positions, a given mask or a given cache ({type(e).__name__}: {e!s:.200})'
         ) from e
 
 

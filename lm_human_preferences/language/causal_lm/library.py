@@ -24,11 +24,11 @@ from lm_human_preferences.language.networks.weights import (
     safetensors_of,
 )
 
-MOST_LAYERS = 1000  # a config.json with more is refused
+MOST_LAYERS = 1000  # largest number of layers that a config.json may name
 _NUMBER_OF_LAYERS = re.compile('(layers?|blocks?)$')  # keys of config.json for the number of layers
 # Ignored keys of config.json: this program sets dtype and attention, and runs no foreign code.
 _OURS_TO_SAY = ('auto_map', '_attn_implementation', 'attn_implementation', 'torch_dtype', 'dtype')
-# Held by one thread at a time: no_init_weights and restoring the generator affect all threads.
+# One thread at a time makes a model: no_init_weights and the generator belong to all threads.
 _one_at_a_time = threading.RLock()
 
 
@@ -41,7 +41,7 @@ def explained(
     The random generator and the warning filters are restored afterwards. problem: text of the
     message after the path.
     """
-    # Imported outside the `try`: a failing import is not a fault of the model's files.
+    # The import is outside the `try`, as a failing import is not a fault of the model's files.
     import transformers.modeling_utils
 
     transformers.utils.logging.set_verbosity_error()
@@ -53,13 +53,13 @@ def explained(
             yield
     except UserError:
         raise
-    except Exception as e:  # a file may hold any values, so any type may be raised
+    except Exception as e:  # any error may follow from the values in a file
         reason = ' '.join(str(e).split())
         raise UserError(f'{path}{problem}: {reason:.300}') from e
 
 
 def config_of(content: Any, path: str) -> Any:
-    """Return the content of a config.json as transformers' config, with dropout 0; or UserError."""
+    """Return the content of a config.json as transformers' config, with dropout 0, or UserError."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
     with explained(path):
@@ -115,7 +115,7 @@ class LibraryWeights(Weights):
 
     @functools.cached_property
     def model(self) -> Any:
-        """Return the loaded model in float32; UserError unless all its weights fit."""
+        """Return the model, loaded in float32; UserError for missing weights or wrong shapes."""
         return self._load_model()
 
     def __contains__(self, name: object) -> bool:
@@ -129,7 +129,7 @@ class LibraryWeights(Weights):
         copy_value(value.numpy(), parameter.detach(), f'{self.path}: {self.name_of(name)}')
 
     def unread(self, names: Collection[str]) -> list[str]:
-        """Return the model's parameters not in `names`; a tied output layer is not listed."""
+        """Return the names of parameters outside `names`, without that of a tied output layer."""
         read = {self.name_of(name) for name in names}
         return [name for name, _ in self.model.named_parameters() if name not in read]
 
@@ -139,7 +139,7 @@ class LibraryWeights(Weights):
 
 
 class PretrainedWeights(LibraryWeights):
-    """Weights in safetensors, loaded by transformers' `model_class`, which knows old names."""
+    """Weights in safetensors, loaded by transformers' `model_class`, which knows old names, too."""
 
     def __init__(
         self, directory: str, config: Any, model_class: str = 'AutoModelForCausalLM'
@@ -147,11 +147,11 @@ class PretrainedWeights(LibraryWeights):
         super().__init__(directory, self._load)
         files = safetensors_of(directory)
         for path in files:
-            open_safetensors(path)  # UserError if it is damaged
+            open_safetensors(path)  # raises UserError for a damaged file
         self._folder = os.path.dirname(files[0])
         self._config = config
         self._model_class = model_class
-        self._unexpected: list[str] = []  # tensors that `model` has no place for
+        self._unexpected: list[str] = []  # tensors for which `model` has no place
 
     def unread(self, names: Collection[str]) -> list[str]:
         return self._unexpected
@@ -167,7 +167,7 @@ class PretrainedWeights(LibraryWeights):
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # reported as a UserError below
+                ignore_mismatched_sizes=True,  # wrong shapes are a UserError below
                 dtype=torch.float32,
             )
         model, found = loaded

@@ -16,14 +16,14 @@ from lm_human_preferences.language.networks.weights import CAUSAL_LM
 from lm_human_preferences.machine import precision
 from lm_human_preferences.utils.core import index_each
 
-ROWS_TOLERANCE = 1e-3  # largest difference, relative to the largest output, in float32
+ROWS_TOLERANCE = 1e-3  # largest relative difference of the fast pass from transformers' outputs
 
 
 class OwnNames:
     """Names in checkpoints: transformers' names for its parameters, ours for other tensors."""
 
     def name_of(self, name: str) -> str:
-        """Map 'policy/causal_lm.model.norm.weight' to 'policy/model.norm.weight'."""
+        """Return a name in checkpoints: policy/norm.weight for policy/causal_lm.norm.weight."""
         scope, slash, parameter = name.rpartition(f'/{CAUSAL_LM}')
         if slash:
             return f'{scope}/{parameter}'
@@ -43,7 +43,7 @@ class TransformersCache:
         self.length = 0
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Keep only the rows of the batch with these indices."""
+        """Keep only the rows of the batch whose indices are in `rows`."""
         self.layers.batch_select_indices(rows)
 
 
@@ -56,10 +56,10 @@ class TransformersNetwork(Network):
         super().__init__(sizes)
         self.causal_lm = causal_lm.eval()
         config = causal_lm.config
-        scale = getattr(config, 'logit_scale', None)  # check_network tests the logits
+        scale = getattr(config, 'logit_scale', None)  # check_network refuses other scales
         self.logit_scale = scale or 1 / getattr(config, 'logits_scaling', 1)
         self._layers = _checkpointed_layers(causal_lm)
-        # takes_rows: whether the fast pass of rows.py is exact; None until weights are loaded
+        # Whether the fast pass of rows.py is exact is unknown (None) until weights are loaded.
         self.takes_rows: bool | None = None if fast_pass.prepare(causal_lm) else False
         constants = [name for name, each in self.named_parameters() if not each.requires_grad]
         self.constants = frozenset(constants)
@@ -70,12 +70,12 @@ class TransformersNetwork(Network):
         return self
 
     def outputs(self, tokens: torch.Tensor, positions: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Return outputs: see Network. The fast pass skips unread tokens in the last layer."""
+        """Return the last layer's outputs, by the fast pass of rows.py if exact: see Network."""
         takes_rows = self._computes_by_rows()
         recomputes = self.gradient_checkpointing and torch.is_grad_enabled()
         for layer in self._layers:
-            # A layer of transformers uses its own `training` only to decide whether to recompute.
-            # `training` stays False in the modules inside the layer, so that there is no dropout.
+            # A layer's own `training` only decides whether transformers recomputes its activations.
+            # `training` stays False in the modules inside a layer, so that there is no dropout.
             layer.training = recomputes
         model, cache, kept = self.causal_lm.base_model, rows.cache, rows.kept
         with precision.autocast(tokens.device), _noted(self.causal_lm, kept):
@@ -109,7 +109,7 @@ class TransformersNetwork(Network):
         return TransformersCache(self.causal_lm.config)
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
-        """Return logits: see Network. A slice of the table would have no prepacked copy."""
+        """Return logits for `h`, by the whole output layer, as only that has a prepacked copy."""
         table = self.causal_lm.get_output_embeddings().weight
         logits = precision.logits(self.scaled(h), table)[..., : self.sizes.n_vocab]
         _, bias = self.output_layer()
@@ -124,7 +124,7 @@ class TransformersNetwork(Network):
         return layer.weight[:n_vocab], None if layer.bias is None else layer.bias[:n_vocab]
 
     def takes_row_of(self, columns: int) -> bool:
-        """Return whether completions may share a row: see Network."""
+        """Return whether completions may share a row of this many columns: see Network."""
         # Attention of some models, such as GPT-Neo, only works up to a number of columns.
         return columns <= self.sizes.n_ctx or self._computes_by_rows()
 
@@ -136,11 +136,11 @@ class TransformersNetwork(Network):
 
 @torch.no_grad()
 def rows_are_exact(network: TransformersNetwork) -> bool:
-    """Return whether the fast pass (rows.py) has the outputs of transformers' own, in float32."""
+    """Return whether the fast pass of rows.py and transformers' own have equal float32 outputs."""
     try:
         with precision.plain():
             by_rows, own = (_short_outputs(network, takes_rows) for takes_rows in (True, False))
-    except Exception:  # the code of a model family may raise any type
+    except Exception:  # code of transformers may raise any type of error
         return False
     return bool((by_rows - own).abs().max() <= ROWS_TOLERANCE * own.abs().max())
 
@@ -151,7 +151,7 @@ def _short_outputs(network: TransformersNetwork, takes_rows: bool) -> torch.Tens
     tokens = torch.arange(10).reshape(2, 5) % network.sizes.n_vocab
     mask = torch.ones(2, 5, dtype=torch.bool)
     mask[0, 2] = mask[1, 0] = False
-    columns = torch.arange(2, 4, device=device)  # both rows have a real token before these
+    columns = torch.arange(2, 4, device=device)  # after a real token in each row
     network.takes_rows = takes_rows
     cache = network.new_cache(5)
     first = network.hidden(tokens[:, :4], mask[:, :4], cache, columns)
@@ -168,7 +168,7 @@ def _noted(causal_lm: Any, kept: BlockInputs | None) -> Iterator[None]:
                 assert kept is not None
                 kept.states[number] = args[0] if args else kwargs['hidden_states']
 
-            # prepend: the last block has another hook, which changes its arguments.
+            # The hook is prepended: another hook of the last block changes its arguments.
             block = blocks_of(causal_lm)[number]
             hook = block.register_forward_pre_hook(note, prepend=True, with_kwargs=True)
             stack.callback(hook.remove)

@@ -21,14 +21,14 @@ from lm_human_preferences.language.networks.network import Linear
 from lm_human_preferences.machine import precision
 
 OUR_ATTENTION = 'lm_human_preferences'
-OWN_ATTENTION = 'sdpa'  # ours can only replace this one: neither has soft caps or sinks
+OWN_ATTENTION = 'sdpa'  # the only attention that ours replaces: both lack soft caps and sinks
 
 
 @dataclass(frozen=True)
 class LayerRows(Rows):
-    """Rows as an argument of a transformers model's layers."""
+    """Layout of a batch, passed to the layers of a transformers model as the argument `rows`."""
 
-    read_last: torch.Tensor | None = None  # (batch, n) columns of the last layer's outputs
+    read_last: torch.Tensor | None = None  # columns (batch, n) to read from the last layer
     stops: bool = False  # whether attention raises _StoppedError, which ends the layer
     # The last layer runs a second time, on fewer tokens, with these keys and values of all tokens.
     all_keys_values: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -89,25 +89,25 @@ def outputs(
 def _go_on_where_it_is_read(
     layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Return the last layer's arguments for only the tokens to read; None to leave them as is."""
+    """Return the last layer's arguments for only the tokens to read; None if all are to be read."""
     rows = kwargs.get('rows')
     if rows is None or rows.read_last is None:
         return None
     recomputes = layer.training
-    layer.training = False  # the first run needs no gradient checkpointing
+    layer.training = False  # the run up to attention needs no checkpointing
     try:
         layer.forward(*args, **{**kwargs, 'rows': replace(rows, stops=True)})
     except _StoppedError as stopped:
         keys_values = stopped.keys_values
     else:
-        raise NotImplementedError('the last layer has no attention')
+        raise NotImplementedError('the last layer of the model has no attention')
     finally:
         layer.training = recomputes
     tokens = args[0].shape[1]
     last = replace(rows, read=rows.read_last)
 
     def read(value: Any) -> Any:
-        """Return a per-token argument for only the tokens to read; other arguments unchanged."""
+        """Return a per-token argument for only the tokens to read, and others unchanged."""
         if isinstance(value, tuple):
             return tuple(read(part) for part in value)
         if not isinstance(value, torch.Tensor) or value.shape[:2] != (1, tokens):
@@ -145,7 +145,8 @@ def _attention(
     dtype = precision.autocast_dtype(query.dtype)
     q, k, v = (each[0].transpose(0, 1).to(dtype) for each in (query, key, value))
     if rows.stops:
-        raise _StoppedError(*rows.keys_and_values(module.layer_idx, k, v))
+        keys, values = rows.keys_and_values(module.layer_idx, k, v)
+        raise _StoppedError(keys, values)
     if rows.all_keys_values is not None:
         q = rows.unpadding.pad(q).transpose(1, 2)
         attended = attend(q, *rows.all_keys_values, attention_mask, scaling).flatten(0, 1)

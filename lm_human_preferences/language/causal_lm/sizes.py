@@ -8,7 +8,7 @@ from torch import nn
 from lm_human_preferences.language.networks.scopes import Sizes
 from lm_human_preferences.utils.hyperparams import option
 
-UNKNOWN_LENGTH = 2048  # context of models whose config has none, as they embed no positions
+UNKNOWN_LENGTH = 2048  # longest sequence if a config names none, as positions are not embedded
 
 
 @dataclass
@@ -45,13 +45,13 @@ def _kept_numbers(causal_lm: Any) -> int:
     numbers = 4 * config.hidden_size
     for weight in blocks_of(causal_lm)[0].parameters():
         if weight.ndim > 1:
-            times = chosen if weight.ndim > 2 else 1  # 3 dimensions: weights of all experts
+            times = chosen if weight.ndim > 2 else 1  # 3 dimensions hold all experts
             numbers += times * sum(weight.shape[-2:])
     return numbers
 
 
 def blocks_of(causal_lm: Any) -> list[nn.Module]:
-    """Return a model's blocks: the first ModuleList of num_hidden_layers modules, or all as one."""
+    """Return a model's blocks, or the whole model as one block if it has no list of its blocks."""
     count = causal_lm.config.num_hidden_layers
     for module in causal_lm.base_model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -66,7 +66,7 @@ def longest(config: Any) -> int:
     parameters: dict[str, Any] = getattr(config, 'rope_parameters', None) or {}
     by_kind_of_layer = [each for each in parameters.values() if isinstance(each, dict)]
     for rotation in [parameters, *by_kind_of_layer]:
-        if rotation.get('rope_type') == 'longrope':  # rotations change with the longest row
+        if rotation.get('rope_type') == 'longrope':  # the longest sequence changes all rotations
             lengths.append(rotation['original_max_position_embeddings'])
     known = [length for length in lengths if isinstance(length, int) and length > 0]
     return min(known, default=UNKNOWN_LENGTH)

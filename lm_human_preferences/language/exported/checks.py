@@ -7,14 +7,14 @@ import torch
 
 from lm_human_preferences.errors import UserError
 
-# Every encoding has the words of these texts.
+# Query and response of a check, whose words are in every encoding.
 QUERY, RESPONSE = 'the film was', ' good'
-TOLERANCE = 1e-3  # largest difference, relative to the largest expected number
+TOLERANCE = 1e-3  # largest difference from the expected outputs, relative to the largest of them
 
 
 def tokens_of(directory: str, text: Any, folder: str = '') -> list[int]:
     """Return AutoTokenizer's token ids for a text, or for messages in its chat template."""
-    from transformers import AutoTokenizer  # it takes seconds to import
+    from transformers import AutoTokenizer  # importing transformers takes seconds
 
     tokeniser = AutoTokenizer.from_pretrained(directory, subfolder=folder)
     if isinstance(text, str):
@@ -23,7 +23,7 @@ def tokens_of(directory: str, text: Any, folder: str = '') -> list[int]:
 
 
 def check_tokens(directory: str, found: Sequence[int], expected: Sequence[int]) -> None:
-    """Raise UserError unless transformers' token ids for a text, `found`, equal `expected`."""
+    """Raise UserError if `found`, transformers' token ids for a text, are not those `expected`."""
     if list(found) != list(expected):
         raise UserError(
             f'{directory}: transformers encodes a text as {list(found)!r:.80}, but the training'
@@ -34,7 +34,7 @@ def check_tokens(directory: str, found: Sequence[int], expected: Sequence[int]) 
 @torch.no_grad()
 def check_logits(directory: str, tokens: Sequence[int], expected: torch.Tensor) -> None:
     """Raise UserError unless the exported model has logits `expected (n_vocab,)` after `tokens`."""
-    from transformers import AutoModelForCausalLM  # it takes seconds to import
+    from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(directory)
     found = model(input_ids=torch.tensor([tokens])).logits[0, -1, : len(expected)].float()
@@ -47,7 +47,7 @@ def states_of(directory: str, tokens: Sequence[int], start: int) -> torch.Tensor
 
     Shape: (blocks, 1, length - start, n_embd).
     """
-    from transformers import AutoModelForCausalLM  # it takes seconds to import
+    from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(directory)
     states = model(input_ids=torch.tensor([tokens]), output_hidden_states=True).hidden_states
@@ -57,7 +57,7 @@ def states_of(directory: str, tokens: Sequence[int], start: int) -> torch.Tensor
 @torch.no_grad()
 def scores_of(directory: str, tokens: Sequence[int]) -> torch.Tensor:
     """Return the score (1,) that the exported classifier gives to token ids."""
-    from transformers import AutoModelForSequenceClassification  # it takes seconds to import
+    from transformers import AutoModelForSequenceClassification
 
     model = AutoModelForSequenceClassification.from_pretrained(directory)
     return model(input_ids=torch.tensor([tokens])).logits[0].float()
@@ -66,7 +66,7 @@ def scores_of(directory: str, tokens: Sequence[int]) -> torch.Tensor:
 def check_numbers(directory: str, found: torch.Tensor, expected: torch.Tensor) -> None:
     """Raise UserError unless outputs `found` of the exported model are close to `expected`."""
     difference = (found.cpu() - expected.cpu()).abs().max()
-    # `not ... <=` instead of `>`, so that NaN fails, too.
+    # Unlike a comparison by `>`, `not ... <=` also refuses NaN.
     if not difference <= TOLERANCE * expected.abs().max().clamp(min=1):
         raise UserError(
             f'{directory}: transformers loads another model than was exported, with outputs that'

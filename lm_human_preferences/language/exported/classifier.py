@@ -9,7 +9,7 @@ from lm_human_preferences.language.causal_lm.library import empty_model
 
 
 class RewardHead(NamedTuple):
-    """Linear reward head weight . h + constant, weight (n_embd,); the gain is multiplied in."""
+    """Reward as a linear function of a hidden state h: weight · h + constant, weight (n_embd,)."""
 
     weight: torch.Tensor
     constant: float
@@ -47,7 +47,7 @@ def classifier_of(causal_lm: Any, head: RewardHead, n_vocab: int, name: str) -> 
             'pad_token_id': n_vocab,
             'id2label': {0: 'reward'},
             'label2id': {'reward': 0},
-            # So that the text-classification pipeline applies no sigmoid to the score.
+            # For 'regression', the text-classification pipeline applies no sigmoid to the score.
             'problem_type': 'regression',
         }
     )
@@ -61,8 +61,8 @@ def classifier_of(causal_lm: Any, head: RewardHead, n_vocab: int, name: str) -> 
         if value.data_ptr() == embedding.data_ptr() and value.shape == embedding.shape:
             padded = torch.zeros_like(target.get_input_embeddings().weight)
             padded[: len(value)] = value
-            state[key] = padded  # rows of added tokens are zero
+            state[key] = padded  # rows of added tokens stay zero
     target.load_state_dict(state)
     model.score.weight.copy_(head.weight[None].float())
-    model.config.reward_constant = head.constant  # users of the classifier add it to the score
+    model.config.reward_constant = head.constant  # to be added to the score
     return model

@@ -29,7 +29,7 @@ def write_tokeniser(encoding: Encoding, longest: int, directory: str, *, pads: b
 
     pads: whether to add a padding token, for which the model has a row in its embedding.
     """
-    from transformers import TokenizersBackend  # it takes seconds to import
+    from transformers import TokenizersBackend  # importing transformers takes seconds
 
     if isinstance(encoding, TokeniserEncoding):
         encoder = encoding.encoder
@@ -59,7 +59,7 @@ def write_tokeniser(encoding: Encoding, longest: int, directory: str, *, pads: b
 def _of_own(encoding: Encoding) -> tokenizers.Tokenizer:
     """Return a tokeniser for a built-in encoding; UserError if its files are damaged."""
     if encoding.base_path is not None:
-        encoding.get_encoder()  # UserError for damaged files
+        encoding.get_encoder()  # raises UserError for damaged files
         vocab, merges = (storage.cached_path(encoding.path(name)) for name in BYTE_PAIR_FILES)
         byte_pairs = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(vocab, merges))
         byte_pairs.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -23,7 +23,7 @@ TOO_LONG, REFUSED = 'too_long', 'refused'
 
 
 class Contexts(ABC):
-    """Maker of contexts (batch, length) from queries of at most `query_length` tokens."""
+    """Maker of contexts, the inputs of a policy, from queries of at most `query_length` tokens."""
 
     def __init__(
         self, encoder: TokeniserEncoder, prefix: str, suffix: str, query_length: int
@@ -39,7 +39,10 @@ class Contexts(ABC):
         """Return the context's tokens for an unpadded query; UserError if it cannot be made."""
 
     def problem(self, whole: Sequence[int], query: Sequence[int]) -> str | None:
-        """Return TOO_LONG or REFUSED if a query cannot have a context. whole: the uncut query."""
+        """Return why a query has no context: TOO_LONG, REFUSED, or None if it has one.
+
+        whole: the query before it was cut.
+        """
         try:
             context = self.context(tuple(query))
         except UserError:
@@ -47,7 +50,7 @@ class Contexts(ABC):
         return TOO_LONG if len(context) > self.length else None
 
     def contexts(self, queries: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Return contexts for padded queries, padded on the right to `length`; or UserError."""
+        """Return contexts for `queries`, padded to `length`; UserError if a query is too long."""
         padding = self.encoder.padding_token
         rows = []
         for query in queries:
@@ -79,7 +82,7 @@ class ChatTemplate(Contexts):
         super().__init__(encoder, prefix, suffix, query_length)
 
     def render(self, dialogue: Sequence[Message], **settings: Any) -> str:
-        """Render messages as text. settings: see apply_chat_template. UserError if that fails."""
+        """Render messages as text; UserError if that fails. settings: see apply_chat_template."""
         try:
             return render(self.encoder.own, dialogue, **settings)
         except ValueError as e:
@@ -91,14 +94,14 @@ class ChatTemplate(Contexts):
             raise UserError(f'--task.chat: the chat template of the model fails: {e}') from e
 
     def _context(self, query: tuple[int, ...]) -> list[int]:
-        """Return the rendered query's tokens, up to where the assistant begins or continues."""
+        """Return the tokens of a query in the chat template, up to where the assistant goes on."""
         dialogue = messages.as_messages(self.encoder.decode(query))
         if len(dialogue) == 1 and dialogue[0]['role'] == messages.USER:
             content = f'{self.prefix}{dialogue[0]["content"]}{self.suffix}'
             dialogue = [{'role': messages.USER, 'content': content}]
         last = dialogue[-1]
         if len(dialogue) > 1 and last['role'] == messages.ASSISTANT and not last['content'].strip():
-            dialogue.pop()  # an empty last answer is begun anew
+            dialogue.pop()  # the policy writes an empty last answer anew
         goes_on = dialogue[-1]['role'] == messages.ASSISTANT
         return self._reader.encode_whole(
             self.render(dialogue, add_generation_prompt=not goes_on, continue_final_message=goes_on)
@@ -106,8 +109,8 @@ class ChatTemplate(Contexts):
 
     @functools.cached_property
     def ends(self) -> frozenset[int]:
-        """Return the first added token that the template writes after an answer, as a set."""
-        answer = 'lm-human-preferences'  # to find the answer in the rendered text
+        """Return a set of the first added token that the template puts after an answer, if any."""
+        answer = 'lm-human-preferences'  # a text that is easy to find in the rendered dialogue
         dialogue = [
             {'role': messages.USER, 'content': 'a'},
             {'role': messages.ASSISTANT, 'content': answer},
@@ -119,7 +122,7 @@ class ChatTemplate(Contexts):
         )
 
     def problem(self, whole: Sequence[int], query: Sequence[int]) -> str | None:
-        """Return why a query can have no context; a dialogue that was cut is TOO_LONG."""
+        """Return why a query has no context, or None: TOO_LONG also for a dialogue that was cut."""
         # 16 tokens are enough to see the role with which a dialogue begins.
         if len(query) < len(whole) and messages.is_dialogue(self.encoder.decode(whole[:16])):
             return TOO_LONG
@@ -135,5 +138,5 @@ def template_of(encoder: Encoder, prefix: str, suffix: str, query_length: int) -
 def whole_texts(
     encoder: TokeniserEncoder, prefix: str, suffix: str, query_length: int
 ) -> WholeTexts:
-    """Return the contexts of a tokeniser that puts a space before texts."""
+    """Return a maker of contexts for a tokeniser that puts a space before each text."""
     return WholeTexts(encoder, prefix, suffix, query_length)

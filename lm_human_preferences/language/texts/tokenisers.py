@@ -32,13 +32,13 @@ from lm_human_preferences.runs import run_files
 
 TOKENISER, SETTINGS = run_files.TOKENISER, run_files.TOKENISER_SETTINGS
 GENERATION = run_files.GENERATION_CONFIG
-PREFIX = 'tokenizer-'  # an encoding is named by this prefix and 12 digits of its digest
+PREFIX = 'tokenizer-'  # an encoding's name is this prefix and 12 digits of its digest
 # Settings that switch off cutting, padding, and special tokens around a text.
 _PLAIN = {'truncation': None, 'padding': None, 'post_processor': None}
 _END_FILES = (CONFIG_FILE, GENERATION)  # files that may name the tokens that end a text
-# A tokeniser is refused if decode(encode(text)) changes one of _TEXTS. It may change one of
-# _OTHER_TEXTS if its vocabulary lacks a character of the text.
+# A tokeniser is refused if decode(encode(text)) changes one of these texts.
 _TEXTS = ('The fox, 12 times. It is.', ' a', 'a', 'a ', '  a  b', 'a\n\nb\n', '\n\na', "don't !")
+# A tokeniser may change one of these texts if its vocabulary lacks a character of the text.
 _OTHER_TEXTS = ('', '<s> </s>', 'A\tb\r\n', 'Bär, nai\u0308ve', '東京 ﬁ ①', 'x' * 40, '🙂')
 
 
@@ -58,7 +58,7 @@ class TokeniserEncoder(Encoder):
         self._ends = frozenset(in_generation or in_config)
         added = own.backend_tokenizer.get_added_tokens_decoder()
         self.special = {token: each.content for token, each in added.items() if each.special}
-        # Unigram tokenisers encode a special token's text as the token, despite the setting below.
+        # Unigram tokenisers encode a special token's text as that token in spite of all settings.
         self.is_unigram = rules['model']['type'] == 'Unigram'
         self.omits_special = False
         self.parts = tokenizer_of(rules)
@@ -92,7 +92,7 @@ class TokeniserEncoder(Encoder):
         ids = [int(token) for token in tokens]
         for token in ids:
             if not 0 <= token <= self.padding_token:
-                raise KeyError(token)
+                raise KeyError(f'{token} is not a token id of this tokeniser')
         ids = self.without_padding(ids)
         with failing('decode', ids):
             return self.parts.decode(ids, skip_special_tokens=self.omits_special)
@@ -122,13 +122,13 @@ class TokeniserEncoder(Encoder):
 
 
 @contextlib.contextmanager
-def failing(what: str, value: Any, whose: str = 'the tokeniser of the model') -> Iterator[None]:
-    """Within the context, turn errors into a UserError: "WHOSE cannot WHAT VALUE: ..."."""
+def failing(verb: str, value: Any, tokeniser: str = 'the tokeniser of the model') -> Iterator[None]:
+    """Within the context, turn errors into UserErrors such as "the tokeniser cannot encode ..."."""
     try:
         with no_panics():
             yield
     except Exception as e:  # the library tokenizers raises plain Exceptions
-        raise UserError(f'{whose} cannot {what} {value!r:.80}: {e}') from e
+        raise UserError(f'{tokeniser} cannot {verb} {value!r:.80}: {e}') from e
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,7 +163,7 @@ class TokeniserEncoding(Encoding):
 
 def _check_own(path: str, directory: str) -> None:
     """Raise UserError if `path` is a link out of `directory`: the target may be a private file."""
-    blobs = os.path.join(directory, '../../blobs')  # links in the hub's cache lead here
+    blobs = os.path.join(directory, '../../blobs')  # to which the hub's cache links
     if storage.is_remote(path) or any(storage.is_within(path, each) for each in (directory, blobs)):
         return
     raise UserError(
@@ -173,7 +173,7 @@ def _check_own(path: str, directory: str) -> None:
 
 
 def find(name: Any, directory: str) -> Encoding:
-    """Return the encoding `name`; UserError if unknown, or if `directory` has another tokeniser."""
+    """Return the encoding `name`; UserError if it is unknown, or `directory` has another one."""
     if not isinstance(name, str) or not name.startswith(PREFIX):
         return encodings.by_name(name)
     encoding = read(directory)
@@ -186,7 +186,7 @@ def find(name: Any, directory: str) -> Encoding:
 
 
 def encoding_in(directory: str) -> Encoding:
-    """Return the encoding of a model that transformers saved; `main` for GPT-2 without files."""
+    """Return the encoding of a model that transformers saved: its tokeniser's, or else GPT-2's."""
     if storage.exists(storage.join(directory, TOKENISER)):
         return read(directory)
     if read_object(storage.join(directory, CONFIG_FILE)).get('model_type', 'gpt2') == 'gpt2':
@@ -198,7 +198,7 @@ def encoding_in(directory: str) -> Encoding:
 
 
 def read(directory: str) -> TokeniserEncoding:
-    """Return the encoding of the tokeniser in `directory`; UserError if it would change texts."""
+    """Return the encoding of the tokeniser in `directory`; UserError if decoding changes texts."""
     files = _files_in(directory, [*run_files.TOKENISER_FILES, CONFIG_FILE])
     return _of_files({TOKENISER: storage.join(directory, TOKENISER), **files})
 
@@ -227,7 +227,7 @@ def _of_files(files: Mapping[str, str]) -> TokeniserEncoding:
 
 @functools.lru_cache(maxsize=8)
 def _encoding(digests: tuple[tuple[str, str, str], ...]) -> TokeniserEncoding:
-    """Return the encoding that tokeniser files (name, path, MD5) define; read only once."""
+    """Return the encoding that tokeniser files (name, path, MD5) define; reads them only once."""
     files = {name: path for name, path, _ in digests}
     try:
         with no_panics():
@@ -235,7 +235,7 @@ def _encoding(digests: tuple[tuple[str, str, str], ...]) -> TokeniserEncoding:
             rules = without_prefix_space(json.loads(own.backend_tokenizer.to_str()) | _PLAIN)
             tokens = _tokens_of_texts(tokenizer_of(rules), own)
             encoder = TokeniserEncoder(own, rules, files)
-    except Exception as e:  # transformers' code for tokenisers may raise any type
+    except Exception as e:  # transformers may raise any type of error
         reason = ' '.join(str(e).split()) or repr(e)
         raise UserError(f'{files[TOKENISER]} cannot be used: {reason:.300}') from e
     vocab_and_tokens = json.dumps(
@@ -248,7 +248,7 @@ def _encoding(digests: tuple[tuple[str, str, str], ...]) -> TokeniserEncoding:
 
 def _own(files: Mapping[str, str]) -> Any:
     """Return transformers' tokeniser from files {name: path}; may raise any exception."""
-    from transformers import AutoTokenizer, TokenizersBackend  # takes seconds to import
+    from transformers import AutoTokenizer, TokenizersBackend  # takes seconds to load
 
     # AutoTokenizer needs a config of the model or the tokeniser that names the class.
     is_said = CONFIG_FILE in files or SETTINGS in files
@@ -264,11 +264,11 @@ def _own(files: Mapping[str, str]) -> Any:
             storage.write_json(os.path.join(folder, CONFIG_FILE), content)
         own = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if not isinstance(own, TokenizersBackend):
-        raise TypeError(f'it is read by {type(own).__name__}, which is not a fast tokeniser')
+        raise TypeError(f'the tokeniser needs {type(own).__name__}, which is not a fast tokeniser')
     own.backend_tokenizer.no_truncation()
     own.backend_tokenizer.no_padding()
     if not own.get_vocab():
-        raise ValueError('it has no tokens')
+        raise ValueError('the tokeniser has no tokens')
     return own
 
 
@@ -296,11 +296,14 @@ def _tokens_of_texts(parts: tokenizers.Tokenizer, own: Any) -> list[list[int]]:
         back = parts.decode(tokens, skip_special_tokens=False)
         # Compare Unicode normal forms, as Qwen's rules compose accents.
         if len({unicodedata.normalize('NFKC', each) for each in (back, text)}) > 1:
-            raise ValueError(f'the tokens of {text!r} decode to {back!r} ({source})')
+            raise ValueError(f'the tokens of {text!r} decode to another text, {back!r} ({source})')
     both = [parts.encode(text, add_special_tokens=False).ids for text in ('The fox', 'es ran.')]
     joined = parts.decode(both[0] + both[1], skip_special_tokens=False)
     if joined != 'The foxes ran.':
-        raise ValueError(f"joined tokens of 'The fox', 'es ran.' decode to {joined!r} ({source})")
+        raise ValueError(
+            f"the joined tokens of 'The fox' and 'es ran.' decode to another text, {joined!r}"
+            f' ({source})'
+        )
     return found
 
 
@@ -311,7 +314,7 @@ def without_prefix_space(rules: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bare(rule: Any) -> Any:
-    """Return a rule (or sequence of rules) without a space before texts; None if empty."""
+    """Return a tokeniser's rule so that it puts no space before texts; None if nothing is left."""
     if not isinstance(rule, dict):
         return rule
     bare = dict(rule)
@@ -342,7 +345,7 @@ def for_people(encoder: Encoder, is_chat: bool | None) -> Encoder:
 
 
 def unnamed_ids_are_of_gpt2(model: Encoding | Encoder) -> bool:
-    """Return whether label ids without a named encoding are GPT-2's instead of the model's."""
+    """Return whether labels that name no encoding hold token ids of GPT-2, not of `model`."""
     return isinstance(model, TokeniserEncoding | TokeniserEncoder)
 
 
@@ -356,6 +359,6 @@ def may_have_own(model: str) -> bool:
     if model in ('test', 'reviews') or released_name(model) is not None:
         return False
     if storage.is_remote(model) or not os.path.exists(model):
-        return '/' in model  # as in every URL, and in the hub's ORG/NAME
+        return '/' in model  # URLs, and names of models on the hub, have a slash
     run = os.path.join(model, 'policy')
     return any(os.path.exists(os.path.join(folder, TOKENISER)) for folder in (model, run))
