@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 MAX_CONNECTIONS = 16
 RETRIES = 4
-CONNECT_TIMEOUT = 3  # seconds for each request
-READ_TIMEOUT = 20  # seconds for each request
+CONNECT_TIMEOUT = 3  # seconds to wait for a connection to a server
+READ_TIMEOUT = 20  # seconds to wait for a server's data
 LFS = b'version https://git-lfs'  # beginning of a Git LFS pointer, which stands for a large file
-BLOCK_SIZE = 8 << 20  # bytes in each request
-NOT_SILENT = 1 << 20  # the download of a file of at least this many bytes is announced
+BLOCK_SIZE = 8 << 20  # bytes that one request transfers
+NOT_SILENT = 1 << 20  # bytes from which on the download of a file is announced
 
 
 def exists(path: str) -> bool:
@@ -84,18 +84,19 @@ def cached_path(path: str) -> str:
 
 
 def cached_paths(paths: Sequence[str]) -> list[str]:
-    """Return cached_path of each path; downloads missing files over several connections."""
+    """Return the local paths of files; download missing files over several connections."""
     from tqdm.contrib.concurrent import thread_map
 
     if all(map(is_here, paths)):
         return [cached_path(path) for path in paths]
     print(f'fetching {paths[0]} ...', file=sys.stderr)
-    progress: dict[str, Any] = {'unit': 'file', 'leave': False, 'disable': None}  # None: on a tty
+    # With `disable` None, tqdm shows a progress bar only on a terminal.
+    progress: dict[str, Any] = {'unit': 'file', 'leave': False, 'disable': None}
     return thread_map(cached_path, paths, max_workers=MAX_CONNECTIONS, **progress)
 
 
 def cached_directory(path: str) -> str:
-    """Return a model's local directory, after downloading a model on the hub with its weights."""
+    """Return a model's local directory; download a model on the hub, with its weights."""
     return hub.fetched(path, with_weights=True) if is_hub(path) else path
 
 
@@ -127,7 +128,9 @@ def _download(blob: Blob, client: Context, stat: Stat) -> None:
         computed = client.copy(blob.path, file.name, overwrite=True, return_md5=True)
         size = os.path.getsize(file.name)
         if size != stat.size or stat.md5 not in (None, computed):  # a server may report no MD5
-            raise blob.error(f'damaged on the way, {size} of {stat.size} bytes and MD5 {computed}')
+            raise blob.error(
+                f'the file was damaged on the way: {size} of {stat.size} bytes, MD5 {computed}'
+            )
 
 
 def write(path: str, source: BinaryIO) -> None:
@@ -136,7 +139,7 @@ def write(path: str, source: BinaryIO) -> None:
         writing: Any = client.BlobFile(blob.path, 'wb', streaming=True, partial_writes_on_exc=False)
         with writing as target:
             shutil.copyfileobj(source, target, BLOCK_SIZE)
-            target.close()  # closed within the block, so that an error here uploads nothing later
+            target.close()  # blobfile uploads nothing later if this fails within the block
 
 
 def remove(path: str) -> None:
@@ -173,9 +176,10 @@ def _connected(path: str) -> Iterator[tuple[Blob, Context]]:
     try:
         yield blob, _make_client(blob.account, blob.container)
     except FileNotFoundError as e:
-        raise blob.error(str(e), NotFound) from e
+        raise blob.error(f'the blob does not exist: {e}', NotFound) from e
     except (OSError, RuntimeError, blobfile.Error, urllib3.exceptions.HTTPError) as e:
-        raise blob.error(getattr(e, 'message', str(e))) from e
+        reason = getattr(e, 'message', e)
+        raise blob.error(f'the request to the server fails: {reason}') from e
 
 
 @functools.lru_cache

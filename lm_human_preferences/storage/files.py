@@ -39,7 +39,7 @@ def open_nofollow(path: str, flags: int, mode: int = 0o666) -> int:
     # Without O_NONBLOCK, opening a pipe would wait until somebody opens its other end.
     number = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
     kind = os.fstat(number).st_mode
-    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # let `open` refuse directories
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # directories are refused by `open` itself
         os.close(number)
         raise OSError(errno.EINVAL, 'it is a pipe or a device: put a file in its place', path)
     return number
@@ -55,7 +55,7 @@ def is_within(path: str, directory: str) -> bool:
 
 @contextlib.contextmanager
 def atomic_write(*targets: str, by: str | None = None) -> Iterator[list[BinaryIO]]:
-    """Yield open files, which replace `targets` in order after the block; on an error, none.
+    """Yield open files, which replace `targets` in order after the block; none does on an error.
 
     A killed process leaves TARGET.BY.part. by: the writer's name, by default its process number.
     """
@@ -183,7 +183,7 @@ def check_new_file(path: str) -> None:
     if path in ('', '-') or is_remote(path):
         raise UserError(f'{path!r}: give the name of a local file')
     if os.path.lexists(path):
-        raise UserError(f'{path} exists: give another name')
+        raise UserError(f'the file {path} exists already: give another name')
     if not os.access(os.path.dirname(path) or '.', os.W_OK | os.X_OK):
         raise UserError(f'{path!r}: there is no such directory, or you may not write there')
 

@@ -17,17 +17,17 @@ from lm_human_preferences.storage.paths import (
     with_scheme,
 )
 
-# huggingface_hub reads these variables when it is imported, perhaps by transformers.
-# Xet is disabled because its downloads have no timeouts.
+# huggingface_hub reads variables of the environment when it is imported, perhaps by transformers.
+# Downloads by Xet are disabled because they have no timeouts.
 os.environ['HF_HUB_DISABLE_XET'] = '1'
 os.environ['HF_HUB_DISABLE_TELEMETRY'] = '1'
 os.environ.setdefault('HF_HUB_VERBOSITY', 'error')
 
 ANSWER_TIMEOUT = 8  # seconds to wait for the hub's first answer
-CONFIGS = ('config.json', 'adapter_config.json')  # every model has one of these
+CONFIGS = ('config.json', 'adapter_config.json')  # every model has one of these files
 SMALL_FILES = ('*.json', '*.txt', '*.jinja', '*.model')
 WEIGHTS = 'model*.safetensors'
-IN_FOLDERS = '*/*'  # files to leave out: those in folders, such as onnx/, are for other programs
+IN_FOLDERS = '*/*'  # files in folders, such as onnx/, are for other programs: left out
 
 
 def pinned(name: str, *, ask: bool = True) -> str:
@@ -41,9 +41,9 @@ def pinned(name: str, *, ask: bool = True) -> str:
     except StorageError as e:
         if is_hub(name):
             raise
-        raise StorageError(f'no such directory: {name}; as a model on the hub, {e}') from e
+        raise StorageError(f'there is no directory {name}, and no such model: {e}') from e
     directory = copy.removesuffix(f'/{hub.name}') if hub.name else copy
-    return hub.at(os.path.basename(directory))  # the directory's name is the commit
+    return hub.at(os.path.basename(directory))  # the cache names directories by commits
 
 
 def is_here(path: str) -> bool:
@@ -54,13 +54,13 @@ def is_here(path: str) -> bool:
 
 
 def _in_cache(hub: HubPath, name: str) -> Any:
-    """Return a cached file's path; None if not cached; an object if known to be missing."""
+    """Return a cached file's path; None if there is none; an object if the hub has none."""
     from huggingface_hub import try_to_load_from_cache
 
     return try_to_load_from_cache(hub.repository, name, revision=hub.revision, repo_type=hub.kind)
 
 
-@functools.cache  # a branch then means the same commit as long as this process runs
+@functools.cache  # cached: a branch means one commit as long as a process runs
 def fetched(path: str, *, with_weights: bool = False, only_cached: bool = False) -> str:
     """Return the local path of a file on the hub, or of a model's directory, after a download."""
     from huggingface_hub import errors, hf_hub_download, snapshot_download
@@ -68,7 +68,7 @@ def fetched(path: str, *, with_weights: bool = False, only_cached: bool = False)
     hub = HubPath(path)
     # A commit never changes: do not ask the hub again for a file that the commit lacks.
     if hub.is_commit and hub.name and not isinstance(_in_cache(hub, hub.name), str | None):
-        raise hub.error('no such file', NotFound)
+        raise hub.error('the repository has no such file', NotFound)
     problem = None if only_cached else hub_problem()
     source: dict[str, Any] = {
         'repo_type': hub.kind,
@@ -83,15 +83,16 @@ def fetched(path: str, *, with_weights: bool = False, only_cached: bool = False)
             hub.repository, allow_patterns=patterns, ignore_patterns=IN_FOLDERS, **source
         )
     except errors.LocalEntryNotFoundError as e:
-        raise hub.error(f'not in the cache, and {problem or e.__cause__ or e}', NotFound) from e
+        reason = problem or e.__cause__ or e
+        raise hub.error(f'this is not in the cache, and {reason}', NotFound) from e
     except errors.EntryNotFoundError as e:
-        raise hub.error(str(e), NotFound) from e
+        raise hub.error(f'the repository has no such file: {e}', NotFound) from e
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as e:
         # A gated model exists, but the user has not accepted its terms.
         kind = StorageError if isinstance(e, errors.GatedRepoError) else NotFound
         raise hub.error(f'{e} (private or gated: set HF_TOKEN to your token)', kind) from e
     except Exception as e:  # four libraries may raise errors of many types
-        raise hub.error(f'the hub: {e}') from e
+        raise hub.error(f'the download from the hub fails: {e}') from e
 
 
 @functools.cache

@@ -9,11 +9,11 @@ from typing import Any
 from lm_human_preferences.errors import UserError, about_option, os_errors_as
 
 PUBLIC = 'openaipublic'  # account of the original's published files, which never change
-HUB = 'hf://'  # prefix of paths on the Hugging Face hub, see hub.py
+HUB = 'hf://'  # prefix of paths on the Hugging Face hub
 _URL = re.compile(
     r'(?:az://(?P<azure>[a-z0-9]+)/'
     r'|https://(?P<https>[a-z0-9]+)\.blob\.core\.windows\.net/'
-    # URLs of Google buckets, whose files are now in the account PUBLIC
+    # URLs of Google's storage, whose files are now in the account PUBLIC
     r'|(?:gs://|https://storage\.googleapis\.com/)(?=(?:gpt-2|lm-human-preferences)/))'
     r'(?P<container>[a-z0-9][a-z0-9._-]*)/(?P<name>[^?#]+)'
 )
@@ -22,8 +22,7 @@ _REPOSITORY = r'(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[^/@?#\s]+))
 _MODEL = re.compile(_REPOSITORY)
 _HUB_PATH = re.compile(rf'{HUB}(?P<kind>datasets/)?{_REPOSITORY}(?:/(?P<name>[^?#]+))?')
 _COMMIT = re.compile('[0-9a-f]{40}')
-# Matches names with backslashes, blobfile's patterns, control characters, or lone surrogates.
-# Also names that end like our own temporary files.
+# Refused in names: backslashes, wildcards, control characters, surrogates, ends of temporary files.
 _UNSAFE = re.compile(r'[\\*?[\]\x00-\x1f\x7f\ud800-\udfff]|\.(part|lock)(/|$)')
 
 
@@ -36,7 +35,7 @@ class NotFound(StorageError):
 
 
 class Remote:
-    """Parsed remote path. path: the path in its usual spelling."""
+    """Parsed remote path, whose attribute `path` has the usual spelling."""
 
     path: str
 
@@ -105,7 +104,7 @@ def is_model_name(name: str) -> bool:
 
 
 def is_safe(name: str) -> bool:
-    """Return whether a remote file's name is safe as a relative path: stays inside its folder."""
+    """Return whether a remote file's name is a safe path, which stays inside its folder."""
     if any(part in ('', '.', '..') for part in name.split('/')):
         return False
     return not _UNSAFE.search(name)

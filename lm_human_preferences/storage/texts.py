@@ -15,7 +15,7 @@ from lm_human_preferences.storage.blobs import cached_path
 from lm_human_preferences.storage.paths import StorageError
 
 STANDARD_INPUT = '-'  # path that stands for standard input
-TABLES = ('.csv', '.tsv')  # endings of the names of tables
+TABLES = ('.csv', '.tsv')  # endings of the names of files that hold tables
 
 
 def read_text(path: str) -> str:
@@ -43,7 +43,7 @@ def _read(path: str) -> bytes:
 
 def _decoded(data: bytes, path: str) -> str:
     try:
-        if 0 in data[:2]:  # UTF-16 without a byte order mark
+        if 0 in data[:2]:  # the text is UTF-16 without a byte order mark
             raise UnicodeDecodeError('utf-8', data, 0, 2, 'a NUL')
         return data.decode('utf-8-sig')
     except UnicodeDecodeError as e:
@@ -59,12 +59,12 @@ def read_json(path: str) -> Any:
 
 
 def read_json_lines(path: str) -> list[tuple[str, Any]]:
-    """Return (place for messages, value) for each line of a local or remote JSON lines file."""
+    """Return (name of the line in messages, value) for each line of a JSON lines file."""
     return parse_json_lines(read_text(path), path)
 
 
 def parse_json_lines(text: str, name: str) -> list[tuple[str, Any]]:
-    """Return (place for messages, value) for each line that is not empty. name: the file's name."""
+    """Return (name of the line in messages, value) for each line that is not empty."""
     found = []
     for number, line in enumerate(text.split('\n'), start=1):
         if line.strip():
@@ -80,7 +80,7 @@ def parse_json(text: str | bytes, where: str) -> Any:
     """
     try:
         return json.loads(text, object_pairs_hook=_each_name_once)
-    except (ValueError, RecursionError) as e:  # ValueError also for numbers of thousands of digits
+    except (ValueError, RecursionError) as e:  # ValueError also for very long numbers
         raise StorageError(f'{where} is not JSON: {e}') from e
 
 
@@ -99,7 +99,7 @@ def is_table(path: str) -> bool:
 
 
 def read_table(path: str) -> list[tuple[str, dict[str, str]]]:
-    """Return (place for messages, {column: text}) for each row of a local or remote table.
+    """Return (name of the line in messages, {column: text}) for each row of a table.
 
     Empty rows are skipped: spreadsheets write them in place of deleted ones. A column without a
     name, such as pandas' row numbers, is called 'column 1'. StorageError for a row that is not as

@@ -14,7 +14,7 @@ def combos(*xs: Sequence[Trial]) -> list[Trial]:
 
 
 def bind(var: str | None, val: Any, descriptor: str | int | None = '') -> list[Trial]:
-    """Return a list of one trial, which sets one variable. The original dropped descriptor 0."""
+    """Return a list of one trial, which sets the variable `var` to `val`."""
     extra: dict[str, Any] = {}
     if descriptor not in ('', None):
         extra['descriptor'] = descriptor
@@ -32,7 +32,7 @@ def label(descriptor: str | int) -> list[Trial]:
 
 
 def options_shortdesc(var: str, desc: str, opts: Sequence[Any]) -> list[Trial]:
-    """Return a trial for each value of `var`; desc 'l' and value 0.1 give the descriptor 'lx1'."""
+    """Return a trial for each value in `opts`; its descriptor joins `desc` and the value."""
     return each(*[bind(var, value, desc + _short(value)) for value in opts])
 
 

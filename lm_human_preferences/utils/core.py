@@ -11,18 +11,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-# np.random would load itself at its first use, in the middle of a run.
-# A Ctrl-C at that moment would be lost.
+# If np.random were loaded only at its first use, during a run, a Ctrl-C might be lost then.
 from numpy import random as numpy_random
 
-# The original has these two functions in this module.
+# In the original, ceil_div and exact_div are in this module.
 from lm_human_preferences.utils.option_checks import ceil_div as ceil_div
 from lm_human_preferences.utils.option_checks import exact_div as exact_div
 from lm_human_preferences.utils.original_names import refuse
 
-MIN_TEMPERATURE = 1e-10  # lower limit as in the original, so that temperature 0 means greedy
-LARGE_VOCABULARY = 4096  # for more tokens, sampling first draws a piece of PIECE tokens
-PIECE = 256
+MIN_TEMPERATURE = 1e-10  # lowest temperature, as in the original: 0 means greedy sampling
+LARGE_VOCABULARY = 4096  # size above which sampling draws a piece of the vocabulary first
+PIECE = 256  # tokens in a piece of the vocabulary
 RANK_SEED_STRIDE = 100003  # difference between the seeds of neighbouring ranks, as in the original
 
 
@@ -64,7 +63,7 @@ def set_seed(seed: int | None, rank: int = 0) -> None:
         torch.manual_seed(seed)
 
 
-set_mpi_seed = set_seed  # the original's name
+set_mpi_seed = set_seed  # name of set_seed in the original
 
 
 @contextlib.contextmanager
@@ -95,7 +94,7 @@ def whiten(
 
 
 def those_in(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Return the values (n,) where `mask`, of the same shape, is true; if None, all `values`.
+    """Return the values (n,) where `mask`, of the same shape, is true; all `values` without a mask.
 
     With a mask in host memory, the host does not wait for the GPU.
     """
@@ -155,7 +154,7 @@ def pearson_r(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def as_numbers(scalars: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """Return {name: number}, sorted by name; waits only once for the device."""
+    """Return scalar tensors as {name: number}, sorted by name; waits only once for the device."""
     names = sorted(scalars)
     values = torch.stack([scalars[name] for name in names]).tolist()
     return dict(zip(names, values, strict=True))

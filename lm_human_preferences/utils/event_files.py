@@ -1,4 +1,4 @@
-"""Reader and writer of TensorBoard's event files; its own are slow, and crash on a full disk."""
+"""Reader and writer of event files; TensorBoard's own are slow, and crash on a full disk."""
 
 import contextlib
 import glob
@@ -20,8 +20,8 @@ from tensorboard.compat.proto.summary_pb2 import (
 
 from lm_human_preferences.storage.files import masked_crc
 
-_STRING = 7  # TensorFlow's data type DT_STRING
-PREFIX = 'events.out.tfevents.'  # prefix of the names of TensorBoard's files
+_STRING = 7  # number of TensorFlow's data type DT_STRING
+PREFIX = 'events.out.tfevents.'  # prefix of the names of event files
 
 
 def create(directory: str, first_step: int | None) -> io.FileIO:
@@ -64,9 +64,9 @@ def read(path: str) -> Iterator[tuple[Any, int]]:
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 
     end = 0
-    with contextlib.suppress(Exception):  # libraries may raise any type for a damaged file
+    with contextlib.suppress(Exception):  # a damaged file may cause any error in a library
         for record in RawEventFileLoader(path).Load():
-            end += len(record) + 16  # 16 bytes for the length and two CRCs
+            end += len(record) + 16  # a record's length and two CRCs take 16 bytes
             yield Event.FromString(record), end
 
 

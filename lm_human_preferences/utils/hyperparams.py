@@ -28,7 +28,7 @@ _WORDS: dict[Any, str] = {
 
 
 class UnknownFieldError(AttributeError, KeyError):
-    """Error: no field has this name. The original raised one or the other base class."""
+    """Error: no field has this name. The original raised a KeyError or an AttributeError for it."""
 
     __str__ = AttributeError.__str__
 
@@ -39,7 +39,7 @@ class InvalidOptions(ValueError, AssertionError):
 
 def option(
     default: Any,
-    help: str | None,  # named as in click
+    help: str | None,  # the argument is named as in click
     *,
     ours: bool = False,
     **marks: Any,
@@ -78,10 +78,10 @@ def note_unknown(filename: str, names: tuple[str, ...]) -> None:
 
 @dataclasses.dataclass
 class HParams:
-    """Base of all hyperparameter classes. unknown: {name: value} read without a field for it."""
+    """Base of all hyperparameter classes. `unknown` holds settings in files that have no field."""
 
-    _group = ''  # prefix of option names, such as 'rewards.online.'; not a dataclass field
-    unknown = {}  # not a dataclass field either, and never changed in place
+    _group = ''  # prefix of option names, such as 'rewards.online.'; no dataclass field
+    unknown = {}  # {name: value} of settings without a field; replaced, never changed in place
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -123,7 +123,7 @@ class HParams:
         self.override_from_dict(parsed)
 
     def override_from_dict(self, flat_dict: dict[str, Any]) -> None:
-        """Override fields from {'x.y': 1}. 'on' creates a group; AttributeError if it is off."""
+        """Override fields from {'x.y': 1}, or AttributeError if x is off; 'on' creates a group."""
         groups = {key: group_class(self._field(key).type) for key in flat_dict}
         inner: dict[str, dict[str, Any]] = {}
         for key, value in flat_dict.items():
@@ -142,7 +142,7 @@ class HParams:
             )
             if is_switched_on and name not in flat_dict and getattr(self, name) is None:
                 group = group_class(self._field(name).type)
-                assert group is not None  # a dotted name was found below it
+                assert group is not None  # dotted names are in groups
                 setattr(self, name, group())
             if getattr(self, name) is None:
                 raise AttributeError(f'{name} is None: it has no field {next(iter(values))!r}')
@@ -165,7 +165,7 @@ class HParams:
                 continue
             if not group:
                 raise UnknownFieldError(
-                    f'{name!r} of {type(self).__name__} holds no fields: {sorted(value)}'
+                    f'{name!r} of {type(self).__name__} is not a group with fields {sorted(value)}'
                 )
             if getattr(self, name) is None:
                 setattr(self, name, group())
@@ -189,7 +189,7 @@ class HParams:
     def to_nested_dict(
         self, *, original_only: bool = False, with_unknown: bool = False
     ) -> dict[str, Any]:
-        """Return a nested dict, which leaves out options of this port that have their defaults.
+        """Return all options as a nested dict, without unchanged options that this port added.
 
         original_only: leave out all options of this port. with_unknown: include `unknown`.
         """
@@ -204,9 +204,9 @@ class HParams:
         return nested
 
     def additions(self) -> dict[str, Any]:
-        """Return {dotted name: value} of all options that this port added; groups: 'on', 'off'."""
+        """Return {dotted name: value} of options that this port added; groups are 'on' or 'off'."""
         found = {}
-        of_ours: tuple[str, ...] = ()  # prefixes of groups that the original lacks
+        of_ours: tuple[str, ...] = ()  # prefixes of option groups that the original lacks
         for name, f, value in settings(self):
             if not f.metadata.get('ours') and not name.startswith(of_ours):
                 continue
@@ -218,7 +218,7 @@ class HParams:
         return found
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Yield (whether it applies, message); {name} becomes --NAME, {name=} --NAME VALUE."""
+        """Yield (whether a problem exists, message); {x} in a message means --x, {x=} --x VALUE."""
         yield from ()
 
     def validate(self, *, prefix: str = '') -> None:
@@ -231,7 +231,8 @@ class HParams:
                 value.validate()
         for applies, message in self.problems():
             if applies:
-                raise InvalidOptions(re.sub(r'\{([\w.]+)(=?)\}', self._named, message))
+                complaint = re.sub(r'\{([\w.]+)(=?)\}', self._named, message)
+                raise InvalidOptions(complaint)
 
     def _named(self, match: re.Match[str]) -> str:
         return self.setting(match[1]) if match[2] else self.option_name(match[1])

@@ -14,7 +14,7 @@ from lm_human_preferences.errors import os_errors_as
 from lm_human_preferences.utils import streams
 
 ALARMS = 'alarms'  # tag in TensorBoard for warnings that a training goes wrong
-# Tags for the mean length of responses in tokens, the fractions of ended and of valid responses
+# Tags of responses' mean length in tokens, and of the fractions of ended and of valid responses
 LENGTH, ENDED, VALID = 'responses/length', 'responses/ended', 'responses/valid'
 _console = 'summary'  # value of --run.console
 
@@ -65,7 +65,7 @@ def progress(iterable: Iterable[Any] | None = None, *, comm: Rank, **settings: A
 
 
 class Logger:
-    """Logger that writes every step to SAVE_DIR/tb/SUBDIR, some to the console; rank 0 only."""
+    """Logger of rank 0, which writes each step to SAVE_DIR/tb/SUBDIR and some to the console."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Logger:
         if self.directory:
             with os_errors_as(f'cannot write to {self.directory}'):
                 _event_files().purge(self.directory, step)
-        self.first_step = step  # tells a running TensorBoard to drop the events, too
+        self.first_step = step  # a running TensorBoard then forgets later events
 
     def is_due(self, step: int) -> bool:
         """Return whether this rank prints the numbers of `step`."""

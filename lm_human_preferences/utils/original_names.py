@@ -24,7 +24,7 @@ _GONE = {
 
 
 def refuse(module: str, name: str = '') -> NoReturn:
-    """Raise ImportError with advice for a missing name of the original, else AttributeError."""
+    """Raise ImportError with advice for a name that only the original has, else AttributeError."""
     for names, advice in _GONE.get(module.removeprefix('lm_human_preferences.'), {}).items():
         if name in (names.split() or ['']):
             raise ImportError(

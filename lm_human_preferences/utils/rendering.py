@@ -13,9 +13,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-SECONDS = 2.0  # of processor time: limit for rendering one dialogue
-MEGABYTES = 512  # limit of memory for rendering
-# The timer ends the process whatever the template does.
+SECONDS = 2.0  # limit of processor time for rendering one dialogue
+MEGABYTES = 512  # limit of memory for rendering dialogues
+# An alarm of the system ends the subprocess, whatever the template does.
 # Python's option -P prevents imports from the current folder.
 _PROGRAM = """
 import json, resource, signal, sys
@@ -54,7 +54,7 @@ def _renderer() -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        start_new_session=True,  # Ctrl-C does not reach the process, which ends with its stdin
+        start_new_session=True,  # the subprocess gets no Ctrl-C; it ends when stdin closes
     )
 
 
@@ -84,5 +84,6 @@ def render(tokeniser: Any, dialogue: Sequence[Mapping[str, str]], **settings: An
     template = {'chat_template': tokeniser.get_chat_template(), **tokeniser.special_tokens_map}
     found = _answer(json.dumps([list(dialogue), {**template, **settings}], default=str))
     if 'error' in found:
-        raise TemplateError(found['error'])
+        complaint = found['error']
+        raise TemplateError(complaint)
     return found['text']

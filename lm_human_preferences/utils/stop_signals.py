@@ -21,10 +21,9 @@ WARNINGS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU)
 TO_STOP = (signal.SIGTERM, *WARNINGS)
 Handlers = dict[int, Any]  # {number of a signal: its handler}
 _handlers: weakref.WeakSet[Callable[[int, FrameType | None], None]] = weakref.WeakSet()
-# A job must stop within this many seconds by default. Batch systems kill it 30 s after SIGTERM.
-# Saving the run takes some of these seconds.
+# Seconds in which a step must end, to be saved before batch systems kill a job 30 s after SIGTERM.
 STOP_TIMEOUT = 20
-LEAST_SECONDS = 1e-3  # shortest time to set a timer to, as 0 would cancel it
+LEAST_SECONDS = 1e-3  # shortest time for a timer, as 0 would cancel it
 _deadline: float | None = None  # time at which to send SIGALRM, by the monotonic clock
 
 
@@ -40,7 +39,7 @@ def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> 
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        """Call the handler; ignore the same warning from then on."""
+        """Call the handler; if the signal is one of WARNINGS, ignore it from then on."""
         if number in WARNINGS:
             signal.signal(number, signal.SIG_IGN)
         if number == signal.SIGHUP:
@@ -66,7 +65,7 @@ def set_deadline(seconds: float | None) -> None:
 
 
 def set_timer() -> None:
-    """Set the process's timer to the deadline, again after a user's code may have changed it."""
+    """Set the process's timer to the deadline, also again after user code that may change it."""
     if threading.current_thread() is threading.main_thread():
         left = 0.0
         if _deadline is not None:

@@ -12,12 +12,12 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-STDOUT, STDERR = 1, 2  # file descriptors
-_CONTROLS = re.compile(r'[\x00-\x08\x0b-\x1f\x7f-\x9f]')  # all controls but tabs and line ends
-_MOVES_OF_BARS = re.compile(r'\A(?:\r|\n|\x1b\[A)*')  # cursor movements of progress bars on stderr
+STDOUT, STDERR = 1, 2  # file descriptors of the standard streams
+_CONTROLS = re.compile(r'[\x00-\x08\x0b-\x1f\x7f-\x9f]')  # all but tabs and line ends
+_MOVES_OF_BARS = re.compile(r'\A(?:\r|\n|\x1b\[A)*')  # cursor movements that progress bars print
 CLOSED_PIPE = 128 + signal.SIGPIPE  # exit status that shells report for a closed pipe
-_LEAST_COLUMNS = 20  # smallest width to use, even if COLUMNS or the terminal is narrower
-# str.isprintable accepts these invisible characters (Unicode 17.0: Default_Ignorable_Code_Point).
+_LEAST_COLUMNS = 20  # smallest width for output, even on a narrower terminal
+# Invisible characters that str.isprintable accepts (Unicode 17.0: Default_Ignorable_Code_Point)
 INVISIBLE = re.compile(
     '[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0'
     '\U000e0100-\U000e01ef]'
@@ -82,7 +82,7 @@ def closed_pipe_is_quiet() -> Iterator[None]:
         poll.register(sys.stdout, 0)  # polls only for errors, such as a pipe without a reader
         if poll.poll(0):
             sys.exit(CLOSED_PIPE)
-        raise  # it was another pipe that is closed
+        raise  # the closed pipe is not standard output
 
 
 @contextlib.contextmanager
@@ -116,7 +116,7 @@ def discard(number: int) -> None:
 
 
 def _flush() -> None:
-    """Flush before Python's own flush, which would complain about a closed pipe."""
+    """Flush standard output before Python does, which would complain about a closed pipe."""
     if sys.stdout.closed:
         return
     try:

@@ -8,6 +8,6 @@ FEWEST = 10  # smallest number of independent values from which an interval is c
 @functools.cache
 def quantile(dof: int) -> float:
     """Return the upper end of t's 95 % interval, for `dof` >= 1 degrees of freedom."""
-    from scipy import special  # imported late, as it is slow and few commands need it
+    from scipy import special  # importing scipy is slow, and few commands need it
 
     return float(special.stdtrit(dof, 0.975))

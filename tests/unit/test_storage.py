@@ -239,7 +239,7 @@ def test_a_server_without_md5(server):
     assert contents(storage.cached_path(BASE + '/labels/a.json')) == b'[1]'
     with storage.blobs._connected(BASE + '/labels/a.json') as (blob, client):
         longer = client.stat(blob.path)._replace(size=4)
-        with pytest.raises(storage.StorageError, match='damaged on the way, 3 of 4 bytes'):
+        with pytest.raises(storage.StorageError, match='damaged on the way: 3 of 4 bytes'):
             storage.blobs._download(blob, client, longer)
 
 
