@@ -64,7 +64,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         self.directory = directory
         self.comm = comm
         self.resume = resume
-        self.frozen: tuple[str, ...] = ()  # name prefixes of tensors that are saved without a copy
+        self.frozen: tuple[str, ...] = ()  # name prefixes of tensors that never change
         self.max_to_keep = max_to_keep
         self.stop_timeout = stop_timeout
         self.after_save = after_save

@@ -267,7 +267,7 @@ def _block(data: bytes, handle: bytes) -> bytes:
         raise ValueError('the checksum of a block of the index does not match')
     if data[end]:
         raise ValueError(
-            'the index is compressed, which is not supported; TensorFlow 1.2 and later never do it'
+            'the index is compressed, which is not supported; TensorFlow stopped it in version 1.2'
         )
     return data[offset:end]
 

@@ -40,7 +40,7 @@ CONNECT_TIMEOUT = 3  # seconds to wait for a connection to a server
 READ_TIMEOUT = 20  # seconds to wait for a server's data
 LFS = b'version https://git-lfs'  # beginning of a Git LFS pointer, which stands for a large file
 BLOCK_SIZE = 8 << 20  # bytes that one request transfers
-NOT_SILENT = 1 << 20  # bytes from which on the download of a file is announced
+NOT_SILENT = 1 << 20  # size in bytes from which a download is announced
 
 
 def exists(path: str) -> bool:

@@ -24,10 +24,10 @@ os.environ['HF_HUB_DISABLE_TELEMETRY'] = '1'
 os.environ.setdefault('HF_HUB_VERBOSITY', 'error')
 
 ANSWER_TIMEOUT = 8  # seconds to wait for the hub's first answer
-CONFIGS = ('config.json', 'adapter_config.json')  # every model has one of these files
+CONFIGS = ('config.json', 'adapter_config.json')  # names of files of which every model has one
 SMALL_FILES = ('*.json', '*.txt', '*.jinja', '*.model')
 WEIGHTS = 'model*.safetensors'
-IN_FOLDERS = '*/*'  # files in folders, such as onnx/, are for other programs: left out
+IN_FOLDERS = '*/*'  # not downloaded: files in folders, such as onnx/, for other programs
 
 
 def pinned(name: str, *, ask: bool = True) -> str:
@@ -41,7 +41,7 @@ def pinned(name: str, *, ask: bool = True) -> str:
     except StorageError as e:
         if is_hub(name):
             raise
-        raise StorageError(f'there is no directory {name}, and no such model: {e}') from e
+        raise StorageError(f'there is no directory {name}, nor a model: {e}') from e
     directory = copy.removesuffix(f'/{hub.name}') if hub.name else copy
     return hub.at(os.path.basename(directory))  # the cache names directories by commits
 
@@ -54,13 +54,13 @@ def is_here(path: str) -> bool:
 
 
 def _in_cache(hub: HubPath, name: str) -> Any:
-    """Return a cached file's path; None if there is none; an object if the hub has none."""
+    """Return a cached file's path; or None; another object if the hub lacks the file."""
     from huggingface_hub import try_to_load_from_cache
 
     return try_to_load_from_cache(hub.repository, name, revision=hub.revision, repo_type=hub.kind)
 
 
-@functools.cache  # cached: a branch means one commit as long as a process runs
+@functools.cache  # a branch of the hub stays the same commit as long as a process runs
 def fetched(path: str, *, with_weights: bool = False, only_cached: bool = False) -> str:
     """Return the local path of a file on the hub, or of a model's directory, after a download."""
     from huggingface_hub import errors, hf_hub_download, snapshot_download
@@ -84,7 +84,7 @@ def fetched(path: str, *, with_weights: bool = False, only_cached: bool = False)
         )
     except errors.LocalEntryNotFoundError as e:
         reason = problem or e.__cause__ or e
-        raise hub.error(f'this is not in the cache, and {reason}', NotFound) from e
+        raise hub.error(f'the path is not in the cache, and {reason}', NotFound) from e
     except errors.EntryNotFoundError as e:
         raise hub.error(f'the repository has no such file: {e}', NotFound) from e
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as e:

@@ -22,7 +22,7 @@ _REPOSITORY = r'(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[^/@?#\s]+))
 _MODEL = re.compile(_REPOSITORY)
 _HUB_PATH = re.compile(rf'{HUB}(?P<kind>datasets/)?{_REPOSITORY}(?:/(?P<name>[^?#]+))?')
 _COMMIT = re.compile('[0-9a-f]{40}')
-# Refused in names: backslashes, wildcards, control characters, surrogates, ends of temporary files.
+# Unsafe in names: backslashes, wildcards, control characters, surrogates, endings .part and .lock
 _UNSAFE = re.compile(r'[\\*?[\]\x00-\x1f\x7f\ud800-\udfff]|\.(part|lock)(/|$)')
 
 

@@ -59,12 +59,12 @@ def read_json(path: str) -> Any:
 
 
 def read_json_lines(path: str) -> list[tuple[str, Any]]:
-    """Return (name of the line in messages, value) for each line of a JSON lines file."""
+    """Return (where, value) for each line of a JSON lines file; `where` names file and line."""
     return parse_json_lines(read_text(path), path)
 
 
 def parse_json_lines(text: str, name: str) -> list[tuple[str, Any]]:
-    """Return (name of the line in messages, value) for each line that is not empty."""
+    """Return (where, value) for each line that is not empty; `where` names the line in messages."""
     found = []
     for number, line in enumerate(text.split('\n'), start=1):
         if line.strip():
@@ -99,7 +99,7 @@ def is_table(path: str) -> bool:
 
 
 def read_table(path: str) -> list[tuple[str, dict[str, str]]]:
-    """Return (name of the line in messages, {column: text}) for each row of a table.
+    """Return (where, {column: text}) for each row of a table; `where` names the line in messages.
 
     Empty rows are skipped: spreadsheets write them in place of deleted ones. A column without a
     name, such as pandas' row numbers, is called 'column 1'. StorageError for a row that is not as

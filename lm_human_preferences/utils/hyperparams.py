@@ -123,7 +123,7 @@ class HParams:
         self.override_from_dict(parsed)
 
     def override_from_dict(self, flat_dict: dict[str, Any]) -> None:
-        """Override fields from {'x.y': 1}, or AttributeError if x is off; 'on' creates a group."""
+        """Override fields from {'x.y': 1, 'z': 'on'}, which switches group z on; x must be on."""
         groups = {key: group_class(self._field(key).type) for key in flat_dict}
         inner: dict[str, dict[str, Any]] = {}
         for key, value in flat_dict.items():
@@ -142,7 +142,7 @@ class HParams:
             )
             if is_switched_on and name not in flat_dict and getattr(self, name) is None:
                 group = group_class(self._field(name).type)
-                assert group is not None  # dotted names are in groups
+                assert group is not None  # only groups have fields with dotted names
                 setattr(self, name, group())
             if getattr(self, name) is None:
                 raise AttributeError(f'{name} is None: it has no field {next(iter(values))!r}')

@@ -65,7 +65,7 @@ def set_deadline(seconds: float | None) -> None:
 
 
 def set_timer() -> None:
-    """Set the process's timer to the deadline, also again after user code that may change it."""
+    """Set the process's timer to the deadline; user code may have changed it since."""
     if threading.current_thread() is threading.main_thread():
         left = 0.0
         if _deadline is not None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 STDOUT, STDERR = 1, 2  # file descriptors of the standard streams
-_CONTROLS = re.compile(r'[\x00-\x08\x0b-\x1f\x7f-\x9f]')  # all but tabs and line ends
+_CONTROLS = re.compile(r'[\x00-\x08\x0b-\x1f\x7f-\x9f]')  # control characters but tab and line end
 _MOVES_OF_BARS = re.compile(r'\A(?:\r|\n|\x1b\[A)*')  # cursor movements that progress bars print
 CLOSED_PIPE = 128 + signal.SIGPIPE  # exit status that shells report for a closed pipe
 _LEAST_COLUMNS = 20  # smallest width for output, even on a narrower terminal

@@ -169,7 +169,7 @@ def test_without_a_network_the_cache_is_used(monkeypatch, capsys, network, reaso
         assert storage.read_json(LABELS) == [1]
         assert not storage.exists('hf://datasets/org/labels/sentiment/offline.test.jsonl')
         for missing in ('hf://org/other', 'hf://org/model@' + 40 * 'a'):
-            told = f'{missing}: this is not in the cache, and {reason}'
+            told = f'{missing}: the path is not in the cache, and {reason}'
             assert failure(storage.pinned, missing).startswith(told)
         notes = capsys.readouterr().err.count('; its cache is used\n')
         assert notes == (0 if network == 'offline' else 1)
@@ -210,7 +210,7 @@ def test_whether_all_weights_are_in_the_cache(hub_server):
 
 
 def test_a_name_that_is_neither_a_directory_nor_on_the_hub():
-    with pytest.raises(UserError, match='no directory runs/mine, and no .* hf://runs/mine: 401 '):
+    with pytest.raises(UserError, match='directory runs/mine, nor a model: hf://runs/mine: 401 '):
         TrainedModel('runs/mine')
     told = failure(TrainedModel, 'hf://datasets/org/labels/sentiment/offline.json')
     assert told.endswith('this path is not a model: give hf://ORG/NAME')

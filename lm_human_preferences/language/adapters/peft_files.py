@@ -26,14 +26,14 @@ from lm_human_preferences.language.networks.weights import (
 
 WEIGHTS = 'adapter_model.safetensors'
 PREFIX = 'base_model.model.'  # prefix of all tensor names in PEFT's files
-ROWS = 'token_adapter.trainable_tokens_delta'  # names tensors with changed rows of an embedding
+ROWS = 'token_adapter.trainable_tokens_delta'  # in the names of tensors with rows of an embedding
 _TABLE = re.compile(
     rf'((?P<output>{OUTPUT_LAYER.pattern})|{EMBEDDING_LAYER.pattern})'
     r'\.((base_layer\.)?(?P<whole>weight)$)?'
 )
-SAVED = 'modules_to_save.'  # in the name of PEFT's second copy of an enlarged layer
+SAVED = 'modules_to_save.'  # part of the name of a second copy that PEFT saves of an enlarged layer
 TOLERANCE = 1e-4  # largest change of a logit by merging, relative to the largest logit
-MOST_REPEATS = 5  # repetitions that a regex for layer names may have; 8 of them take 15 s
+MOST_REPEATS = 5  # limit of repetitions in a regex for layer names; 8 can take 15 s to match
 _OF_PROMPTS = ('PROMPT_TUNING', 'MULTITASK_PROMPT_TUNING', 'P_TUNING', 'PREFIX_TUNING')
 
 
@@ -83,7 +83,7 @@ def _without_place(adapted: Any, tensors: dict[str, torch.Tensor], found: Any) -
     """
     state, missing = adapted.state_dict(), set(found.missing_keys)
     loaded = {each.data_ptr() for name, each in state.items() if name not in missing}
-    own = {name for name in missing if '.default' in name}  # the adapter's tensors have '.default'
+    own = {name for name in missing if '.default' in name}  # names of the adapter's tensors
     lacking = {name for name in own if state[name].data_ptr() not in loaded}
     twins = {name for name in tensors if SAVED in name and name.replace(SAVED, '') in tensors}
     return sorted(lacking | (set(found.unexpected_keys) - twins))
@@ -137,7 +137,7 @@ def read_config(directory: str) -> dict[str, Any]:
         raise UserError(f'{path} is damaged: it does not describe adapters')
     if config['peft_type'] in _OF_PROMPTS:
         raise UserError(f'{path}: adapters of type {config["peft_type"]} cannot be merged')
-    if config.get('megatron_config'):  # a setting that names code for PEFT to run
+    if config.get('megatron_config'):  # megatron_config names code that PEFT would run
         raise UserError(f'{path}: adapters with megatron_config are not supported')
     return config
 

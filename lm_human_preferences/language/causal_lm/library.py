@@ -28,7 +28,7 @@ MOST_LAYERS = 1000  # largest number of layers that a config.json may name
 _NUMBER_OF_LAYERS = re.compile('(layers?|blocks?)$')  # keys of config.json for the number of layers
 # Ignored keys of config.json: this program sets dtype and attention, and runs no foreign code.
 _OURS_TO_SAY = ('auto_map', '_attn_implementation', 'attn_implementation', 'torch_dtype', 'dtype')
-# One thread at a time makes a model: no_init_weights and the generator belong to all threads.
+# Only one thread may make a model: no_init_weights and the random generator affect all threads.
 _one_at_a_time = threading.RLock()
 
 

@@ -56,7 +56,7 @@ class TransformersNetwork(Network):
         super().__init__(sizes)
         self.causal_lm = causal_lm.eval()
         config = causal_lm.config
-        scale = getattr(config, 'logit_scale', None)  # check_network refuses other scales
+        scale = getattr(config, 'logit_scale', None)  # check_network refuses any other scale
         self.logit_scale = scale or 1 / getattr(config, 'logits_scaling', 1)
         self._layers = _checkpointed_layers(causal_lm)
         # Whether the fast pass of rows.py is exact is unknown (None) until weights are loaded.
@@ -136,7 +136,7 @@ class TransformersNetwork(Network):
 
 @torch.no_grad()
 def rows_are_exact(network: TransformersNetwork) -> bool:
-    """Return whether the fast pass of rows.py and transformers' own have equal float32 outputs."""
+    """Return whether the fast pass of rows.py has the outputs of transformers, in float32."""
     try:
         with precision.plain():
             by_rows, own = (_short_outputs(network, takes_rows) for takes_rows in (True, False))
@@ -151,7 +151,7 @@ def _short_outputs(network: TransformersNetwork, takes_rows: bool) -> torch.Tens
     tokens = torch.arange(10).reshape(2, 5) % network.sizes.n_vocab
     mask = torch.ones(2, 5, dtype=torch.bool)
     mask[0, 2] = mask[1, 0] = False
-    columns = torch.arange(2, 4, device=device)  # after a real token in each row
+    columns = torch.arange(2, 4, device=device)  # columns to the right of each row's first token
     network.takes_rows = takes_rows
     cache = network.new_cache(5)
     first = network.hidden(tokens[:, :4], mask[:, :4], cache, columns)

@@ -21,7 +21,7 @@ from lm_human_preferences.language.networks.network import Linear
 from lm_human_preferences.machine import precision
 
 OUR_ATTENTION = 'lm_human_preferences'
-OWN_ATTENTION = 'sdpa'  # the only attention that ours replaces: both lack soft caps and sinks
+OWN_ATTENTION = 'sdpa'  # sdpa, like our attention that replaces it, has no soft caps or sinks
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class LayerRows(Rows):
 class _StoppedError(Exception):
     """Exception that ends a layer at its attention; holds the keys and values of all tokens."""
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        super().__init__()
+    def __init__(self, reason: str, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__(reason)
         self.keys_values = (keys, values)
 
 
@@ -94,7 +94,7 @@ def _go_on_where_it_is_read(
     if rows is None or rows.read_last is None:
         return None
     recomputes = layer.training
-    layer.training = False  # the run up to attention needs no checkpointing
+    layer.training = False  # running up to the attention needs no gradient checkpointing
     try:
         layer.forward(*args, **{**kwargs, 'rows': replace(rows, stops=True)})
     except _StoppedError as stopped:
@@ -146,7 +146,7 @@ def _attention(
     q, k, v = (each[0].transpose(0, 1).to(dtype) for each in (query, key, value))
     if rows.stops:
         keys, values = rows.keys_and_values(module.layer_idx, k, v)
-        raise _StoppedError(keys, values)
+        raise _StoppedError('the layer ends at its attention', keys, values)
     if rows.all_keys_values is not None:
         q = rows.unpadding.pad(q).transpose(1, 2)
         attended = attend(q, *rows.all_keys_values, attention_mask, scaling).flatten(0, 1)

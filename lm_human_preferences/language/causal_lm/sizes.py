@@ -8,7 +8,7 @@ from torch import nn
 from lm_human_preferences.language.networks.scopes import Sizes
 from lm_human_preferences.utils.hyperparams import option
 
-UNKNOWN_LENGTH = 2048  # longest sequence if a config names none, as positions are not embedded
+UNKNOWN_LENGTH = 2048  # longest sequence for models that have no limit, as they embed no positions
 
 
 @dataclass
@@ -45,7 +45,7 @@ def _kept_numbers(causal_lm: Any) -> int:
     numbers = 4 * config.hidden_size
     for weight in blocks_of(causal_lm)[0].parameters():
         if weight.ndim > 1:
-            times = chosen if weight.ndim > 2 else 1  # 3 dimensions hold all experts
+            times = chosen if weight.ndim > 2 else 1  # weights of 3 dimensions have all experts
             numbers += times * sum(weight.shape[-2:])
     return numbers
 
@@ -66,7 +66,8 @@ def longest(config: Any) -> int:
     parameters: dict[str, Any] = getattr(config, 'rope_parameters', None) or {}
     by_kind_of_layer = [each for each in parameters.values() if isinstance(each, dict)]
     for rotation in [parameters, *by_kind_of_layer]:
-        if rotation.get('rope_type') == 'longrope':  # the longest sequence changes all rotations
+        # With LongRoPE, the longest sequence of a batch changes the rotations of all others.
+        if rotation.get('rope_type') == 'longrope':
             lengths.append(rotation['original_max_position_embeddings'])
     known = [length for length in lengths if isinstance(length, int) and length > 0]
     return min(known, default=UNKNOWN_LENGTH)

@@ -163,7 +163,7 @@ class TokeniserEncoding(Encoding):
 
 def _check_own(path: str, directory: str) -> None:
     """Raise UserError if `path` is a link out of `directory`: the target may be a private file."""
-    blobs = os.path.join(directory, '../../blobs')  # to which the hub's cache links
+    blobs = os.path.join(directory, '../../blobs')  # where the hub's cache keeps its files
     if storage.is_remote(path) or any(storage.is_within(path, each) for each in (directory, blobs)):
         return
     raise UserError(
@@ -248,7 +248,7 @@ def _encoding(digests: tuple[tuple[str, str, str], ...]) -> TokeniserEncoding:
 
 def _own(files: Mapping[str, str]) -> Any:
     """Return transformers' tokeniser from files {name: path}; may raise any exception."""
-    from transformers import AutoTokenizer, TokenizersBackend  # takes seconds to load
+    from transformers import AutoTokenizer, TokenizersBackend  # transformers loads slowly
 
     # AutoTokenizer needs a config of the model or the tokeniser that names the class.
     is_said = CONFIG_FILE in files or SETTINGS in files
