@@ -179,7 +179,7 @@ def _connected(path: str) -> Iterator[tuple[Blob, Context]]:
         raise blob.error(f'the blob does not exist: {e}', NotFound) from e
     except (OSError, RuntimeError, blobfile.Error, urllib3.exceptions.HTTPError) as e:
         reason = getattr(e, 'message', e)
-        raise blob.error(f'the request to the server fails: {reason}') from e
+        raise blob.error(f'the transfer fails: {reason}') from e
 
 
 @functools.lru_cache

@@ -33,7 +33,7 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors on file syst
 
 
 def open_nofollow(path: str, flags: int, mode: int = 0o666) -> int:
-    """Open a file without following links; OSError for a link or a pipe. See `opener` of open."""
+    """Open a file without following links, as an `opener` of open; OSError for a link or a pipe."""
     if os.path.islink(path):
         raise OSError(errno.ELOOP, 'it is a symbolic link: put the file itself in its place', path)
     # Without O_NONBLOCK, opening a pipe would wait until somebody opens its other end.

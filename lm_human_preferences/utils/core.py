@@ -105,7 +105,7 @@ def those_in(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
 
 
 def sample_from_cdf(cdf: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Draw tokens, int64 (...), by an unnormalised `cdf (..., n_vocab)` and `uniform (...)`."""
+    """Draw tokens (...) by an unnormalised `cdf (..., n_vocab)` and numbers `uniform (...)`."""
     drawn = torch.searchsorted(cdf, uniform.unsqueeze(-1) * cdf[..., -1:], right=True)
     return drawn.clamp_(max=cdf.shape[-1] - 1).squeeze(-1)
 

@@ -118,7 +118,7 @@ class HParams:
         for setting in hparam_str.split(','):
             key, is_setting, text = setting.partition('=')
             if not is_setting:
-                raise ValueError(f'{setting!r} is not NAME=VALUE')
+                raise ValueError(f'the setting {setting!r} is not NAME=VALUE')
             parsed[key] = parse(self._field(key).type, text)
         self.override_from_dict(parsed)
 

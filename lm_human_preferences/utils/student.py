@@ -7,7 +7,7 @@ FEWEST = 10  # smallest number of independent values from which an interval is c
 
 @functools.cache
 def quantile(dof: int) -> float:
-    """Return the upper end of t's 95 % interval, for `dof` >= 1 degrees of freedom."""
+    """Return the 97.5 % quantile of Student's t distribution with `dof` >= 1 degrees of freedom."""
     from scipy import special  # importing scipy is slow, and few commands need it
 
     return float(special.stdtrit(dof, 0.975))

@@ -289,7 +289,7 @@ def test_what_is_wrong_is_told_at_once(server, store, blobs, monkeypatch):
         return error_of(invoke(f'{DIRECT} 64 --save_dir {directory}'))
 
     server.faults.append(Fault('status', 403, times=None, method='PUT'))
-    assert error() == f'--save_dir {RUN}/access: unexpected status 403'
+    assert error() == f'--save_dir {RUN}/access: the transfer fails: unexpected status 403'
     server.faults.clear()
     missing = "No such file or container/account does not exist: 'az://private/nowhere/run/access'"
     assert missing in error('az://private/nowhere')
