@@ -110,6 +110,8 @@ def read_table(path: str) -> list[tuple[str, dict[str, str]]]:
     found: list[tuple[str, dict[str, str]]] = []
     names: list[str] = []
     where = f'{path}, line 1'
+    if text.startswith('sep='):
+        raise StorageError(f'{where} is no header but names the separator: delete this line')
     reader = csv.reader(io.StringIO(text), delimiter=_delimiter(text), strict=True)
     try:
         for row in reader:

@@ -38,6 +38,7 @@ def test_a_table_of_a_spreadsheet(tmp_path, separator, name):
         ('a,b\n1,2\n1,2,3\n', 'line 3 has 3 values for 2 columns: put values with a comma'),
         ('a,b\n1\n', 'line 2 has 1 values for 2 columns'),
         ('a,a\n1,2\n', 'line 1: a header must give each column a name'),
+        ('sep=;\na;b\n1;2\n', 'line 1 is no header but names the separator: delete'),
         ('a,b\n1,"2\n', 'line 2 is not a row of a table'),
     ],
 )
