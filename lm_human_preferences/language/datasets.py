@@ -21,7 +21,7 @@ from lm_human_preferences.utils.original_names import refuse
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
 
-USED, CUT = 'used', 'cut'  # uses of a text: a query is the whole text, or a part of the text
+USED, CUT = 'used', 'cut'  # a query is the whole text (used), or a part of the text (cut)
 COUNTED_CHARACTERS = 4_000_000  # GPT-2's encoder needs about a second for 4 million characters
 
 
@@ -46,7 +46,7 @@ class QueryRules:
     contexts: Contexts | None = None
 
     def query_of(self, text: str | list[int]) -> tuple[list[int], str]:
-        """Return a text's query and USED or CUT; if the text is left out, [] and the reason."""
+        """Return a text's query and 'used' or 'cut', or no tokens and why the text is left out."""
         start, end = self.start_token, self.end_token
         if isinstance(text, str):
             tokens = self.encoder.encode(text)

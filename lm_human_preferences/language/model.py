@@ -96,7 +96,7 @@ class Model(Network):
         return super().initialize(names)
 
     def outputs(self, tokens: torch.Tensor, positions: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Return outputs as Network does; the last block computes only the columns `rows.read`."""
+        """Return the network's outputs; the last block skips tokens that a caller does not need."""
         network, unpadding, kept = self.transformer, rows.unpadding, rows.kept
         x = network.wte(unpadding.unpad(tokens)) + network.wpe(unpadding.unpad(positions))
         compute = self._block
@@ -125,7 +125,7 @@ class Model(Network):
         return self.transformer.wte.weight, None
 
     def _block(self, i: int, block: Any, x: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Run block `i` on `x (tokens, n_embd)`; return its outputs at the columns `rows.read`."""
+        """Return outputs of block `i` on `x (tokens, n_embd)`, for the needed tokens only."""
         attn, mlp = block.attn, block.mlp
         qkv = attn.c_attn(block.ln_1(x)).unflatten(1, (3, self.sizes.n_head, -1))
         attended = rows.attend(i, *qkv.unbind(1))

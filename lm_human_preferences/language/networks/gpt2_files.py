@@ -14,7 +14,7 @@ from lm_human_preferences.language.networks.scopes import Sizes
 from lm_human_preferences.training.optimizer import BETAS
 from lm_human_preferences.utils.hyperparams import note_unknown, option
 
-_MOMENTS = {'/mean': '/adam', '/square': '/adam_1'}  # {our suffix of a moment: TensorFlow's suffix}
+_MOMENTS = {'/mean': '/adam', '/square': '/adam_1'}  # {our suffix of Adam's moment: TensorFlow's}
 _REWARD_NORM = {'reward_gain': 'reward_norm/gain', 'reward_bias': 'reward_norm/bias'}
 _COUNTS = {
     'ppo/step': 'global_step',
@@ -22,7 +22,7 @@ _COUNTS = {
     'ppo/last_time': 'last_time',
     'train_reward/step': 'train_step',
 }
-# Our counts of optimizer steps, each with the original's scope of that optimizer's variables.
+# {our name of an optimizer's step count: scope of its variables in the original's checkpoints}
 _OPTIMIZERS = {
     'ppo/optimizer_steps': 'ppo_opt',
     'train_reward/optimizer_steps': 'train_reward/minibatch/opt',
@@ -41,7 +41,7 @@ HUGGING_FACE_SIZES = dict(
 _OTHER_NAMES = {
     *'hidden_size num_attention_heads num_hidden_layers max_position_embeddings'.split()
 }
-MOST_LAYERS, MOST_PARAMETERS = 1000, 2e10  # A file that gives larger sizes is damaged.
+MOST_LAYERS, MOST_PARAMETERS = 1000, 2e10  # A file with more layers or parameters is damaged.
 TANH_GELUS = ('gelu_new', 'gelu_pytorch_tanh')  # transformers' names for GELU with tanh
 
 
@@ -135,7 +135,7 @@ def is_own(config: Any, n_vocab: int) -> bool:
         return False
     width = config.get('n_embd', 768)
     if not isinstance(width, int):
-        return True  # load_config reports the invalid size.
+        return True  # load_config reports that n_embd is no integer.
     name_of_vocabulary, tokens = HUGGING_FACE_SIZES['n_vocab']
     return (
         config.get(name_of_vocabulary, tokens) == n_vocab

@@ -161,7 +161,7 @@ class Network(nn.Module, ABC):
             columns = columns[:, output_positions]
             rows = Rows(unpadding, bias, is_causal=past == 0, cache=cache, read=columns)
             return self.outputs(tokens, positions, rows)
-        # Padding before the first real token has no output to repeat, so padding is computed, too.
+        # Padding is computed as well, because padding before the first real token needs outputs.
         h = self.outputs(tokens, positions, Rows(Unpadding(tokens.shape), bias, cache=cache))
         return index_each(h, columns)
 
@@ -202,10 +202,11 @@ class Network(nn.Module, ABC):
         padding_token: int,
         kept: BlockInputs | None = None,
     ) -> torch.Tensor:
-        """Return outputs at `columns (batch, n, m)` of `rows (batch, n, start + length)`.
+        """Return the network's outputs at m chosen columns of n token sequences per prompt.
 
-        The n rows begin with the same `start` tokens. To compute these once, n completions share a
-        row, unless it is too long for the network; completions do not attend to each other.
+        columns: (batch, n, m). rows: (batch, n, start + length). The n rows begin with the same
+        `start` tokens. To compute these once, n completions share a row, unless it is too long for
+        the network; completions do not attend to each other.
         """
         batch, n, total = rows.shape
         length = total - start

@@ -131,7 +131,7 @@ class Sizes(hyperparams.HParams, ABC):
         """Return the number of parameters, not counting scalar heads."""
 
     def write(self, directory: str) -> None:
-        """Write the sizes into a model's directory."""
+        """Write the network's sizes as a JSON file into a model's directory."""
         sizes = self.to_nested_dict(with_unknown=True)
         storage.write_json(storage.join(directory, SIZES), sizes)
 

@@ -201,5 +201,5 @@ def _fetch_bundle(folder: str, name: str) -> Bundle:
         shards = Bundle(prefix).shard_names()
         storage.cached_paths([storage.join(folder, shard) for shard in shards])
     else:
-        checkpoints.restore_state(prefix)  # Restoring finds more damage than opening files would.
+        checkpoints.restore_state(prefix)  # verifies a checksum of the checkpoint's index
     return Bundle(prefix)
