@@ -44,7 +44,7 @@ class ScoringModel(Protocol):
 class HasStats(Protocol):
     """Interface of a reward that also returns statistics, {name: (batch,)}.
 
-    blocks: numbers of the reference policy's blocks whose inputs the reward reads.
+    blocks: numbers of the reference policy's blocks whose inputs, `states`, the reward reads.
     """
 
     blocks: Sequence[int]
@@ -52,7 +52,7 @@ class HasStats(Protocol):
     def score_and_stats(
         self, queries: torch.Tensor, responses: torch.Tensor, states: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return scores and statistics. states: inputs of `blocks` in the reference policy."""
+        """Return scores (batch,) of responses to queries, and statistics about the scores."""
         ...
 
 
@@ -225,7 +225,7 @@ class EnsembleReward:
 
 
 def mean_of(members: Sequence[AnyScorer]) -> AnyScorer | EnsembleReward:
-    """Return the only member, or the ensemble of several."""
+    """Return the reward that averages `members`, or the only member itself."""
     return members[0] if len(members) == 1 else EnsembleReward(members)
 
 
@@ -313,8 +313,8 @@ def reward_model_dir(path: str) -> str:
         )
     train = errors.typed('./launch.py train_reward')
     raise OptionError(
-        f'--rewards.trained_model {path}: neither it nor its reward_model/ has an'
-        f' {run_files.SIZES}, nor is it a sequence classifier of transformers: train a reward model'
-        f' with {train}, or give the policy/ of a run of train_policy, or the reward model that its'
-        ' settings name'
+        f'--rewards.trained_model {path} is not a reward model: it and its reward_model/ have no'
+        f' {run_files.SIZES}, and it is not a sequence classifier of transformers: train a reward'
+        f' model with {train}, or give the policy/ of a run of train_policy, or the reward model'
+        ' named in the settings of that run'
     )

@@ -41,7 +41,7 @@ _AS_SAVED = {'sinusoidal_pos_embds': False}  # position embeddings are loaded, n
 
 
 class Classifier(TextScorer):
-    """Frozen classifier. Scores are its only output, or the log odds of the class `class_name`."""
+    """Frozen classifier that scores a text by its only output, or by the log odds of a class."""
 
     def __init__(
         self, directory: str, class_name: str | None = None, *, chat: bool = False
@@ -137,7 +137,7 @@ class Classifier(TextScorer):
 
 
 def _class_of(config: Any, name: str | None, directory: str) -> int | None:
-    """Return the index of the class `name`; None for a single output; UserError if neither fits."""
+    """Return the index of class `name`; None for a single output; UserError for a wrong `name`."""
     names = [str(config.id2label.get(number)) for number in range(config.num_labels)]
     if len(names) == 1 and name is None:
         return None

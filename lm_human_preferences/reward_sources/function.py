@@ -63,7 +63,7 @@ class FunctionScorer(TextScorer):
         queries = [each.query for each in texts]
         responses = [each.response for each in texts]
         columns = self._columns(texts)
-        with self._reported('raised'), torch.no_grad(), _apart():
+        with self._reported('calling it'), torch.no_grad(), _apart():
             returned = self._function(queries, responses, **columns)
         try:
             return _scores_and_parts(returned, len(texts))
@@ -90,7 +90,7 @@ class FunctionScorer(TextScorer):
         module.__file__ = self._path
         sys.modules[module.__name__] = module  # dataclasses and pickle look modules up by name
         _let_children_import(module.__name__, source.text, self._path)
-        with self._reported('cannot be loaded, as its file raised'):
+        with self._reported('loading its file'):
             code = compile(source.text, self._path, 'exec')
             with _apart():
                 exec(code, module.__dict__)
@@ -106,7 +106,7 @@ class FunctionScorer(TextScorer):
             signature.bind([], [], **dict.fromkeys(named))
             for parameter, others in zip(self._parameters, (_OF_RESPONSES, _OF_QUERIES)):
                 if parameter.name in others:
-                    raise TypeError(f'the parameter {parameter.name} is in the wrong place')
+                    raise TypeError(f'the name {parameter.name} suggests swapped parameters')
         except (TypeError, ValueError) as e:
             raise UserError(
                 f'reward function {self.name} must take two lists of texts, queries and responses,'
@@ -115,15 +115,15 @@ class FunctionScorer(TextScorer):
         return function
 
     @contextlib.contextmanager
-    def _reported(self, problem: str) -> Iterator[None]:
+    def _reported(self, activity: str) -> Iterator[None]:
         """Turn any exception of the user's code into a UserError of one line."""
         try:
             yield
         except KeyboardInterrupt:
             raise
-        except BaseException as e:  # sys.exit(), asyncio and some timeouts raise no Exception
+        except BaseException as e:  # SystemExit, for example, is not a subclass of Exception
             exception = self._in_one_line(e)
-            raise UserError(f'reward function {self.name} {problem} {exception}') from e
+            raise UserError(f'reward function {self.name}: {activity} raised {exception}') from e
 
     def _in_one_line(self, error: BaseException) -> str:
         """Return an exception as one line, with the last line number in the user's file."""
@@ -166,7 +166,8 @@ def _as_scores(returned: Any, count: int) -> torch.Tensor:
         raise UserError(f'the function returned {shown:.60}, not a number for each response')
     if values.shape != (count,):
         raise UserError(f'the function returned numbers of shape {values.shape}, not ({count},)')
-    wrong = np.flatnonzero(~(np.abs(values.astype(np.float64)) <= LARGEST))  # NaN is wrong, too
+    is_valid = np.abs(values.astype(np.float64)) <= LARGEST  # a comparison with NaN is False
+    wrong = np.flatnonzero(~is_valid)
     if len(wrong):
         raise UserError(
             f'the function returned {values[wrong[0]]} for response {wrong[0]} of {count}: a reward'
@@ -181,7 +182,7 @@ def _as_array(returned: Any) -> np.ndarray:
         if isinstance(returned, torch.Tensor):
             return returned.detach().cpu().double().numpy()
         if isinstance(returned, (list, tuple)):
-            # Types are checked once tensors are numbers, as numpy would turn mixed items into text.
+            # Tensors become Python numbers before the check of types, which tensors would fail.
             returned = [value.item() if hasattr(value, 'item') else value for value in returned]
             if not all(isinstance(value, (int, float)) for value in returned):
                 return _NO_NUMBERS

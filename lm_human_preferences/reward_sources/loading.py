@@ -117,8 +117,7 @@ def saved_model(run: str) -> TrainedModel:
         saved.encoding.get_encoder()
         return saved
     except OptionError as e:
-        message = e.text
-        raise UserError(message) from e
+        raise UserError(f'no reward model can be loaded: {e.text}') from e
 
 
 def load_saved(saved: TrainedModel) -> LearnedReward:
@@ -136,7 +135,7 @@ def give_columns(reward: TextReward, task: lm_tasks.TaskHParams) -> None:
 def give_more_columns(
     reward: ScoringModel | None, queries: Iterable[tuple[Sequence[int], Query]]
 ) -> None:
-    """Add the columns of further queries to a reward function's columns, if it asks for any."""
+    """Pass the columns of more `queries` to a reward function that takes columns."""
     if isinstance(reward, TextReward) and reward.scorer.asks_for_columns:
         pairs = [pair for pair in queries if pair[1].columns]
         reward.columns = {**reward.columns, **lm_tasks.columns_by_tokens(pairs)}

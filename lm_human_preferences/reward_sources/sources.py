@@ -165,7 +165,7 @@ class SavedSource(RewardSource):
     role = 'frozen'
 
     def place_in(self, save_dir: str) -> str:
-        """Return the model's directory, or the run's copy of a model that is missing or random."""
+        """Return the reward model's own directory, or the run's copy if that directory is lost."""
         is_there = storage.is_remote(self.name) or os.path.exists(self.name)
         if is_there and self.name != RANDOM:
             return self.name
@@ -184,7 +184,7 @@ class SavedSource(RewardSource):
         return 1 if self.name == RANDOM else rewards.recorded_members(self.name)
 
     def label_source(self) -> str | None:
-        """Return the reward model's labels if their queries may replace a lost data set."""
+        """Return the reward model's label file if its queries can replace texts of a data set."""
         if not registry.info(self.task.query_dataset).labels_stand_in:
             return None
         settings = run_settings.reward_settings_of(self.name)
@@ -216,7 +216,7 @@ class _OnReference(RewardSource):
     role = ''
 
     def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
-        """Return the reward of a saved head, which rank 0 reads, on the states of `reference`."""
+        """Load a head on rank 0; return its reward, computed from hidden states of `reference`."""
         if reference.trained_model.is_random:  # each rank has drawn weights of its own
             comm.broadcast_(reference.get_params())
 
@@ -290,7 +290,7 @@ def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
 
 
 def _source_of(settings: HParams, ask: bool) -> tuple[RewardSource, bool]:
-    """Return the source of a reward, and whether its kind is certain rather than assumed."""
+    """Return a reward's source, and False if its class is assumed without looking at its files."""
     given, task, members = settings.rewards, settings.task, settings.rewards.members
     new_model = settings.new_reward_model
     if new_model is not None:
@@ -322,7 +322,10 @@ def source_of_run(settings: HParams, run: str, function: str | None) -> RewardSo
         reward_function.check_named(run, source.name, function)
         return dataclasses.replace(source, name=function).pinned(Comm())
     if function is not None:
-        raise OptionError(f'--{reward_function.NAME} {function}: {run} learned from {source.name}')
+        raise OptionError(
+            f'--{reward_function.NAME} {function}: {run} learned from {source.name}, not from a'
+            ' function: leave the option out'
+        )
     return source
 
 

@@ -196,8 +196,11 @@ def test_processes_that_are_forked_have_nothing_of_the_run(write, tmp_path):
         ('return [1, -1e38]', 'returned -1e+38 for response 1 of 2: a reward must be finite'),
         ("return [1, float('nan')]", 'returned nan for response 1 of 2'),
         ("return {'short': [1]}", "the component 'short' of the reward is wrong: the function"),
-        ("raise KeyError('x\\ny')", "raised KeyError: 'x\\ny' (my_reward.py, line 3, in score)"),
-        ('import sys; sys.exit()', 'raised SystemExit (my_reward.py, line 3, in score)'),
+        (
+            "raise KeyError('x\\ny')",
+            "calling it raised KeyError: 'x\\ny' (my_reward.py, line 3, in score)",
+        ),
+        ('import sys; sys.exit()', 'calling it raised SystemExit (my_reward.py, line 3, in score)'),
     ],
 )
 def test_mistakes_of_a_call_are_one_line(write, body, told):
@@ -213,8 +216,8 @@ def test_mistakes_of_a_call_are_one_line(write, body, told):
     [
         ('def scores(queries, responses): pass', 'the file has no function score'),
         ('def score(text): pass', 'must take two lists of texts, queries and responses, in'),
-        ('def score(responses, queries): pass', 'the parameter responses is in the wrong place'),
-        ('def score(:', 'cannot be loaded, as its file raised SyntaxError: invalid syntax'),
+        ('def score(responses, queries): pass', 'the name responses suggests swapped parameters'),
+        ('def score(:', 'loading its file raised SyntaxError: invalid syntax'),
     ],
 )
 def test_mistakes_of_the_file_are_one_line(write, text, told):

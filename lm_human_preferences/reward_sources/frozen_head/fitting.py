@@ -103,10 +103,10 @@ def folds_of(subjects: torch.Tensor, folds: int = FOLDS) -> torch.Tensor:
 def cross_validated(
     problem: Problem, subjects: torch.Tensor
 ) -> tuple[float, torch.Tensor, torch.Tensor]:
-    """Choose the strength of the prior whose heads best predict labels about left-out `subjects`.
+    """Choose the strength of the prior by cross-validation, which leaves out whole `subjects`.
 
-    Return it, scores (labels, n) by heads that were not fitted to those labels, and guesses of the
-    same shape: the best constant score for the labels that each head was fitted to.
+    Return the strength, scores (labels, n) by heads that were not fitted to those labels, and
+    guesses of the same shape: the best constant score for the labels that each head was fitted to.
     """
     fold = folds_of(subjects)
     features = problem.features
@@ -158,7 +158,7 @@ def _prediction(problem: Problem, scores: torch.Tensor, guesses: torch.Tensor) -
 
 
 def least_gain(gains: torch.Tensor) -> float | None:
-    """Return the mean gain that mere guessing would exceed with a probability of 2.5 %.
+    """Return the mean gain in nats that a head as good as guessing exceeds in 2.5 % of cases.
 
     gains: (subjects,); None if they are few. Folds learn from each other's labels, so their gains
     are not independent. Nadeau and Bengio, Inference for the generalization error (2003), correct
@@ -172,6 +172,6 @@ def least_gain(gains: torch.Tensor) -> float | None:
 
 
 def _by_subject(gains: torch.Tensor, subjects: torch.Tensor) -> torch.Tensor:
-    """Return a gain for each subject (subjects,), scaled to have the same mean as `gains`."""
+    """Add up the gains over guessing of each subject's labels, scaled to keep the overall mean."""
     sums = torch.zeros(int(subjects.max()) + 1, dtype=gains.dtype).index_add(0, subjects, gains)
     return sums * len(sums) / len(gains)

@@ -79,7 +79,7 @@ class Head:
 
 
 def _digest(tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a head's `tensors` and `about`."""
+    """Return the SHA-256 of a head's tensors and of the record of the head's model and task."""
     digest = hashlib.sha256(json.dumps(about).encode())
     for name in sorted(tensors):
         digest.update(tensors[name].cpu().numpy().tobytes())
@@ -109,8 +109,9 @@ def n_features(n_embd: int) -> int:
 
 
 def pooled(states: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """Return features (batch, 3 * n_embd): middle block's mean and last state, late block's mean.
+    """Return the features of responses, pooled from hidden states: (batch, 3 * n_embd).
 
+    They are the mean and the last state of the middle block, and the mean of the late block.
     states: (2, batch, length, n_embd), block inputs at the position before each token. real: bool
     (batch, length), False at padding. For an empty response, the query's last state is read.
     """
@@ -154,7 +155,7 @@ def task_of(about: Mapping[str, Any]) -> TaskHParams:
 
 
 def _check(head: Head, about: Mapping[str, Any]) -> None:
-    """Raise ValueError unless a head's tensors fit together, and `about` fits the head."""
+    """Raise ValueError unless a head's tensors and metadata are valid and fit together."""
     width = head.mean.shape
     kinds = {'initial_model': str, 'task': dict, 'probe': (float,) * head.mean.numel()}
     if not matches_schema(about, kinds):

@@ -13,7 +13,7 @@ Labels = dict[str, torch.Tensor]
 MOST_ITERATIONS = 1000
 SMALLEST_GRADIENT = 1e-6  # gradient, in nats per unit of a weight, below which L-BFGS stops
 SMALLEST_CHANGE = 1e-10  # change of the loss, in nats, below which L-BFGS stops
-ALL_EQUAL = 1e-6  # ratio of deviation to largest magnitude up to which labels count as equal
+ALL_EQUAL = 1e-6  # labels count as equal if they deviate by at most this fraction of the largest
 LEAST_KNOWN = 1e-9  # relative reduction of the prior variance below which a direction is dropped
 
 
@@ -45,7 +45,7 @@ class Problem(NamedTuple):
     label_type: LabelType
 
     def rows(self, chosen: torch.Tensor) -> Problem:
-        """Return the problem with only the `chosen` labels: a bool mask (labels,), or indices."""
+        """Return a Problem with only the `chosen` labels (a bool mask, or indices of labels)."""
         labels = {field: values[chosen] for field, values in self.labels.items()}
         return self._replace(features=self.features[chosen], labels=labels)
 

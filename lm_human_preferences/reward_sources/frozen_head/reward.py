@@ -22,7 +22,7 @@ from lm_human_preferences.reward_sources.frozen_head.head import (
 from lm_human_preferences.runs.run_files import POLICY
 
 PROBED = 4  # number of tokens in a query and in a response whose features identify a model
-MOST_DIFFERENCE = 0.1  # largest difference, in deviations, between features of the same model
+MOST_DIFFERENCE = 0.1  # tolerated error of recomputed features, in their standard deviations
 
 
 class FrozenReward:
@@ -113,7 +113,7 @@ def checked(
     difference = torch.inf
     if len(about['probe']) == len(here):
         deviations = head.scale / len(here) ** 0.5
-        # Differences are clamped: in bf16, a large, nearly constant feature may differ by far more.
+        # Clamping limits the effect of a nearly constant feature, whose error in bf16 may be large.
         apart = ((torch.tensor(about['probe']) - here) / deviations).clamp(-1, 1)
         difference = apart.square().mean().sqrt().item()
     if not difference <= MOST_DIFFERENCE:  # this condition holds for NaN, too
