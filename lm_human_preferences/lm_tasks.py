@@ -37,7 +37,7 @@ def initial_model(name: str) -> TrainedModel:
 
 
 def initial_encoding(name: str) -> Encoding:
-    """Return the encoding of the model called `name`, without training `reviews`."""
+    """Return the encoding of the model called `name`; unlike initial_model, never train a model."""
     return encodings.Reviews if name == encodings.Reviews.name else TrainedModel(name).encoding
 
 
@@ -76,7 +76,7 @@ def truncate_tokens(hparams: TaskHParams, encoder: Encoder | None) -> frozenset[
 
 
 def end_of_text(hparams: TaskHParams, encoder: Encoder) -> int | None:
-    """Return the end token that a response given as text lacks, or None if sampling has none.
+    """Return the end token to add to a response that is given as text; None if there is none.
 
     A text does not show this token, which ends the sampled responses that are whole.
     """
@@ -88,7 +88,7 @@ def end_of_text(hparams: TaskHParams, encoder: Encoder) -> int | None:
 
 
 def end_notes(hparams: TaskHParams, encoder: Encoder) -> list[str]:
-    """Return a line that names the tokens ending a response, or []; UserError if there are none."""
+    """Return a line that names the tokens ending a response, or [] if --task.stop is off."""
     if not hparams.stops:
         return []
     ends = sorted(truncate_tokens(hparams, encoder) or ())
@@ -185,7 +185,7 @@ def _affixes(hparams: TaskHParams, encoder: Encoder) -> tuple[list[int], list[in
 
 
 def contexts_of(hparams: TaskHParams, encoder: Encoder) -> Contexts | None:
-    """Return the maker of contexts; None if a context is just prefix, query and suffix tokens."""
+    """Return a builder of contexts from queries; None if prefix, query and suffix are joined."""
     if hparams.chat:
         return chat_template(hparams, encoder)
     encoder = tokenisers.text_encoder(encoder, hparams.special_tokens)
@@ -317,9 +317,9 @@ def make_query_sampler(
 def query_columns(
     hparams: TaskHParams, encoder: Encoder
 ) -> dict[tuple[int, ...], Mapping[str, Any]]:
-    """Return {tokens of a padded query: its other columns} of the user's data set, or else {}.
+    """Return the columns of the user's data set, by the tokens of each padded query.
 
-    UserError if two records have the same query, but different other columns.
+    Built-in data sets have none: {}. UserError if records with the same query differ in columns.
     """
     name = hparams.query_dataset
     found: list[tuple[list[int], jsonl.Query]] = []
@@ -358,7 +358,7 @@ def query_notes(hparams: TaskHParams, encoder: Encoder, mode: str) -> list[str]:
     usage, is_all = sampler.dataset.usage(sampler.rules)
     used, cut = usage[datasets.USED], usage[datasets.CUT]
     if used + cut == 0:
-        sampler()  # The sampler raises UserError if the texts not counted make no query.
+        sampler()  # Sampling raises UserError if the whole data set has no usable text.
     texts = f'{usage["texts"]} texts' if is_all else f'its first {usage["texts"]} texts'
     lines = [f'Queries are from {jsonl.part_of(name, mode)}: {used + cut} of {texts} are used']
     if cut:

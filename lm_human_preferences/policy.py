@@ -20,13 +20,13 @@ from lm_human_preferences.utils.core import TokenIds, digest_of, token_ids
 if TYPE_CHECKING:
     from lm_human_preferences.language.trained_models import TrainedModel
 
-# Responses to a query share a row, so that the query is computed only once.
-# Longer rows are not faster, as attention also multiplies tokens of different responses.
+# Responses to a query are concatenated into one row, so that the query is computed only once.
+# More responses in a row are not faster, as attention also multiplies tokens across responses.
 MOST_IN_A_ROW = 8
 
 
 def responses_in_a_row(samples_per_query: int) -> int:
-    """Return the number of responses to a query that share a row when they are analysed."""
+    """Return how many responses to a query are concatenated into one row of a forward pass."""
     return max(n for n in range(1, MOST_IN_A_ROW + 1) if samples_per_query % n == 0)
 
 

@@ -149,14 +149,17 @@ def _warn_of_lost_steps(hparams: HParams) -> None:
         return
     log = curves.read(run.directory, run_files.POLICY.events)
     steps = round(max(log.curves.get('elapsed/updates', {0: 0}).values()))
-    logged = f'{run.save_dir} logged {steps} steps of the policy'
     # A checkpoint is complete before the next one begins, and is begun before the next step.
     if steps > 2 * run_settings.as_recorded(hparams).run.save_interval:
         raise UserError(
-            f'{logged} but has no checkpoints: restore them, or begin again with --overwrite'
+            f'{run.save_dir} logged {steps} steps of the policy but has no checkpoints: restore'
+            ' them, or begin again with --overwrite'
         )
     if steps:
-        announce(f'WARNING: {logged} but has no checkpoints: it begins with the first step again')
+        announce(
+            f'WARNING: {run.save_dir} logged {steps} steps of the policy but has no checkpoints: it'
+            ' begins with the first step again'
+        )
 
 
 def _train_rewards(run: session.Run, plan: Plan) -> None:

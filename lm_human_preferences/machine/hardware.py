@@ -78,7 +78,7 @@ def control_groups(cgroups: Path = CGROUPS, memberships: Path = MEMBERSHIPS) -> 
     lines = memberships.read_text(encoding='utf-8').splitlines() if memberships.exists() else []
     for line in lines:
         if line.startswith('0::'):
-            # A container may see its control group at the root, whatever path the group's name is.
+            # In a container, the group's files may be in the root folder, not in the named folder.
             group = cgroups / line.removeprefix('0::').lstrip('/')
             yield from (each for each in (group, *group.parents) if each.is_relative_to(cgroups))
 

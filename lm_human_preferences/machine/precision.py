@@ -35,7 +35,7 @@ class Kernels:
     library: Library = 'default'
     reduced: torch.dtype | None = None  # dtype of layers' products; None: the weights' dtype
     prepack: Callable[[torch.Tensor], torch.Tensor] | None = None  # puts weights in oneDNN's order
-    # Frozen weights are prepacked for these numbers of input rows; None: all weights, all inputs.
+    # Only frozen weights, and only for these numbers of input rows, are prepacked; None: no limits.
     prepacked_rows: range | None = None
     fuses_attention: bool = True
     flash_attention: bool = False  # whether a GPU computes attention without padding, in bf16
@@ -286,5 +286,5 @@ def prepacked_rows(processor: Processor, library: Library) -> range:
 
 def select_library(library: Library) -> None:
     """Make `library` multiply this process's float32 matrices on the CPU."""
-    # PyTorch uses oneDNN if rounding to bf16 is allowed; most processors do not round.
+    # Allowing bf16 selects oneDNN; `configure` avoids oneDNN on processors that would then round.
     _matmul.fp32_precision = 'bf16' if library == 'onednn' else 'none'

@@ -20,7 +20,7 @@ from lm_human_preferences.training.optimizer import LBFGS
 from lm_human_preferences.utils.core import one_thread
 
 N_REVIEWS = 16384  # number of labelled reviews that the classifier is fitted to
-L2_PENALTY = 0.1  # factor of the L2 penalty: sum of squared weights / number of reviews
+L2_PENALTY = 0.1  # factor, in the loss, of (sum of squared weights / number of reviews)
 QUERIES = 'reviews'  # data set whose texts the known reward can score
 CHECKPOINT = 'model.ckpt'  # file of the known reward's weights in its cache directory
 

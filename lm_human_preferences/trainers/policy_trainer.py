@@ -75,9 +75,9 @@ class Responses(NamedTuple):
 
     length: int
     has_end: Callable[[torch.Tensor], torch.Tensor]
-    # A response is valid if a token from truncate_after on ends it.
+    # A response is valid if it has an end token at position truncate_after or later.
     is_valid: Callable[[torch.Tensor], torch.Tensor]
-    are_logged: bool = True  # whether to log how long responses are, and how many end
+    are_logged: bool = True  # whether to log the mean length and the fraction with an end
 
 
 def means_of_parts(of_ranks: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, float]:

@@ -54,7 +54,7 @@ class RewardModelTrainer:
         self.label_type = label_types.get(self.settings.labels.type)
         self.num_train = len(self.labels['query'])
         self.steps_done = 0
-        self.is_undone = False  # no failed step counts as undone: weights may have changed
+        self.is_undone = False  # never True: a failed step may have changed weights
         self.order: np.ndarray | None = None  # indices of labels, in the order of learning
         self.prediction: Prediction | None = None  # last measured accuracy on held-out labels
         self.networks = {'reward_model': self.reward_model, 'ref_policy': self.policy}
@@ -85,7 +85,7 @@ class RewardModelTrainer:
         return stats
 
     def labels_after(self, steps: int) -> int:
-        """Return the number of labels learned in `steps` steps; each epoch counts all again."""
+        """Return the number of labels learned in `steps` steps; every epoch counts labels again."""
         epoch, steps_of_this = divmod(steps, self.steps_of_epoch)
         return epoch * self.num_train + steps_of_this * self.settings.batch_size
 

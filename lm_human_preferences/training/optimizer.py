@@ -103,6 +103,6 @@ class Adam:
 
 
 class LBFGS(torch.optim.LBFGS):
-    """PyTorch's L-BFGS, without the wrapper that imports PyTorch's compiler for seconds."""
+    """PyTorch's L-BFGS, without a decorator that spends seconds importing PyTorch's compiler."""
 
     add_param_group = inspect.unwrap(torch.optim.LBFGS.add_param_group)

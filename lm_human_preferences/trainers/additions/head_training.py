@@ -131,7 +131,7 @@ def _sampled(phase: TrainReward, reference: Policy, comm: Comm) -> torch.Tensor:
 def _normalized(
     phase: TrainReward, head: heads.Head, others: torch.Tensor, may_be_constant: bool
 ) -> heads.Head:
-    """Return the head; if normalize_after is set, its scores on `others` have mean 0 and std 1."""
+    """Return the head; normalize_after scales its scores of sampled responses to std 1, mean 0."""
     settings = phase.settings
     if not settings.normalize_after or len(others) == 0:
         return head

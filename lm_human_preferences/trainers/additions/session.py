@@ -184,7 +184,7 @@ def _saved_or_scratch(save_dir: str | None, comm: Comm) -> Iterator[str]:
 
 
 def pin(settings: Settings, comm: Comm) -> None:
-    """Set the commits, seeds and number of reward models on all ranks to those of rank 0."""
+    """Set the commits of hub models, the seeds and the ensemble size on all ranks to rank 0's."""
 
     def pinned() -> dict[str, Any]:
         """Fetch the initial model's small files; return the settings that the run keeps."""
@@ -197,7 +197,7 @@ def pin(settings: Settings, comm: Comm) -> None:
 
 
 def pins(settings: Settings, *, ask: bool = True) -> dict[str, Any]:
-    """Return a run's fixed commits, seeds and ensemble size. ask: whether to query servers."""
+    """Return commits of hub models, seeds and ensemble size. ask: whether to read remote files."""
     found = run_settings.pins(settings, ask=ask)
     policy = settings.policy
     if policy is not None and policy.rewards.ensemble is None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lm_human_preferences.plan.phases import TrainPolicy
     from lm_human_preferences.ppo import Rollout
 
-SHOWN, SHOWN_IN_SUMMARY = 3, 2  # numbers of samples that --run.console original and summary show
+SHOWN, SHOWN_IN_SUMMARY = 3, 2  # samples shown by --run.console=original and =summary
 TIMES = 10  # number of times that a training answers each tracked query
 _TRIES = 20  # maximum number of draws per query, as the data set may repeat queries
 
@@ -154,7 +154,7 @@ class TrackedSamples(Hook):
 def _lines_before(text: str, step: int) -> list[str]:
     """Return the lines of steps before `step`, up to the first line that cannot be parsed."""
     kept = []
-    for line in io.StringIO(text):  # str.splitlines would also split at characters in samples
+    for line in io.StringIO(text):  # splits only at newlines, unlike str.splitlines
         try:
             is_earlier = json.loads(line)['step'] < step
         except (ValueError, KeyError, TypeError):
