@@ -39,7 +39,6 @@ TASK = (
 
 
 def run(line):
-    """Run a command line of either script; return what it prints."""
     script, *words = shlex.split(line)
     result = invoke(words, sample.cli if script.endswith('sample.py') else launch.cli)
     assert result.exit_code == 0, (line, result.output)

@@ -58,7 +58,6 @@ def copied(begun, tmp_path):
 
 
 def curves(run):
-    """Return {tag: [(step, value), ...]} of TensorBoard."""
     return {tag: each for tag, each in events_of(run / 'tb/ppo').items() if tag not in CLOCK}
 
 

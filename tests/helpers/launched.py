@@ -16,7 +16,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 # Seconds for what has to happen at some time, on a machine that has much else to do, too.
 PATIENCE = 300
 FAULTS = int(os.environ.get('LMHP_FAULTS', 2))  # how often a test that interrupts at random does so
-# Open MPI's mpiexec, too.
 ROOT_MAY = {'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'}
 FOREVER = ('--ppo.total_episodes=64_000_000', '--run.save_interval=1')
 # A reward model that is trained in a moment, where it is not the point.

@@ -383,10 +383,3 @@ def test_heads_that_cannot_be_are_damaged(saved, tensors, more, told):
     dataclasses.replace(made, **changed).save(directory, {**about, **more})
     with pytest.raises(UserError, match=f'is damaged: {told}'):
         head.load(directory)
-
-
-def test_an_empty_response_is_read_behind_its_query(reference, responses):
-    empty = torch.full_like(responses[1], reference.padding_token)
-    found = frozen_reward.features_of(reference, responses[0], empty)
-    assert found.isfinite().all()
-    torch.testing.assert_close(found[0], found[1])

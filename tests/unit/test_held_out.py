@@ -29,7 +29,6 @@ def pairs(count, seed=0):
 
 
 def held_out_by(labels, share, encoder=LETTERS):
-    """Return a mask of the labels that are held out."""
     numbered = {**labels, 'number': torch.arange(len(labels['query']))}
     mask = torch.zeros(len(labels['query']), dtype=torch.bool)
     mask[parted(numbered, PAIRS, share, encoder)[0]['number']] = True

@@ -119,8 +119,6 @@ def test_a_training_computes_as_suits_its_network(machine, monkeypatch):
     assert calls == [('bf16', default_device(), 'onednn', {'deterministic': False})]
 
 
-# Threads of a process on CPUs: those of its cores, or of its share of them
-
 HYPERTHREADS = {processor: f'{processor % 4},{processor % 4 + 4}' for processor in range(8)}
 
 
