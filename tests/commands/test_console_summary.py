@@ -61,10 +61,12 @@ def test_a_policy_has_the_task_of_its_reward_model_and_paths_are_quoted(tmp_path
 def test_settings_at_the_width_of_a_terminal(columns, capsys, monkeypatch):
     monkeypatch.setenv('COLUMNS', columns)
     monkeypatch.setattr(logging, '_console', 'summary')
-    console.show_settings(resolved('train_policy', 'descriptiveness'))
+    changes = {'rewards.adaptive_kl': 'on'}
+    console.show_settings(resolved('train_policy', 'descriptiveness', changes))
     shown = capsys.readouterr().out
     assert "query_dataset='books'" in shown and shown.count('query_length=') == 1
     assert '  rewards.train_new_model.labels: ' in shown and 'num_train=4992' in shown
+    assert "adaptive_kl='on'" in shown
 
 
 @pytest.mark.parametrize('is_terminal', [False, True])

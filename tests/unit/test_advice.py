@@ -8,6 +8,7 @@ from command_line import hparams_of, succeed
 from experiments import binds
 
 import launch
+from lm_human_preferences import errors
 from lm_human_preferences.commands import advice
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels import task_file
@@ -90,3 +91,12 @@ def test_the_command_has_a_name_that_no_run_has(command_of, tmp_path, monkeypatc
     for name in ("anna's", "anna's-2"):
         assert shlex.split(command_of('test', {}))[3] == name
         (tmp_path / name).mkdir()
+
+
+def test_a_missing_package_ends_the_program(capsys):
+    with pytest.raises(SystemExit) as end:
+        errors.require('no_such_package')
+    assert end.value.code == 2
+    assert (
+        "has no module 'no_such_package': `sh tools/setup.sh` installs" in capsys.readouterr().err
+    )

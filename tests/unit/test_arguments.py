@@ -42,6 +42,10 @@ def test_words(words, given):
     assert read == {'arg': 'a', **given}
 
 
+def test_a_text_may_be_on():
+    assert arguments.convert('text', hyperparams.fields(Options)['text'], 'on') == 'on'
+
+
 @dataclass
 class Paths(hyperparams.HParams):
     file: str | None = option(None, 'a file', path=True)

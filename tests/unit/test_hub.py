@@ -1,5 +1,6 @@
 """storage's hf:// paths, and models called ORG/NAME, against a loopback imitation of the hub."""
 
+import json
 import os
 import types
 
@@ -198,15 +199,19 @@ def test_what_the_hub_refuses(hub_server, monkeypatch):
 INDEX = b'{"weight_map": {"a": "model-00001-of-00002.safetensors"}}'
 
 
-def test_whether_all_weights_are_in_the_cache(hub_server):
+def test_whether_all_weights_are_in_the_cache(hub_server, tmp_path):
     files = dict.fromkeys(tuple(MODEL)[1:4], b'x') | {'config.json': WANTED['config.json']}
     files['model.safetensors.index.json'] = INDEX
     hub_server.holds['org/model']['main'] = files
     assert not TrainedModel('org/model').has_weights_here()
     directory = storage.cached_directory('hf://org/model')
     assert TrainedModel('org/model').has_weights_here()
+    settings = {'peft_type': 'LORA', 'base_model_name_or_path': 'org/model'}
+    (tmp_path / 'adapter_config.json').write_text(json.dumps(settings))
+    assert TrainedModel(str(tmp_path)).has_weights_here()
     os.remove(os.path.join(directory, 'model-00001-of-00002.safetensors'))
     assert not TrainedModel('org/model').has_weights_here()
+    assert not TrainedModel(str(tmp_path)).has_weights_here()
 
 
 def test_a_name_that_is_neither_a_directory_nor_on_the_hub():

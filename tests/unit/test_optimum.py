@@ -28,6 +28,12 @@ def close(value, expected, tolerance=1e-10):
     )
 
 
+def test_the_error_of_a_mean_needs_two_queries():
+    values = torch.tensor([[1.0, 5.0], [3.0, 5.0]])
+    close(optimum.standard_error(values), [1.0, 0.0])
+    assert optimum.standard_error(values[:1]).isnan().all()
+
+
 def drawn(queries=3, responses=7, seed=0, ties=False):
     generator = torch.Generator().manual_seed(seed)
     rewards = torch.randn(queries, responses, dtype=torch.float64, generator=generator)
