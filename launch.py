@@ -250,7 +250,7 @@ def resume(settings: dict[str, Any], save_dir: str) -> None:
 
 
 def options_of_resume() -> dict[str, dataclasses.Field]:
-    """Return the options of both trainings, except those that `resume` sets itself."""
+    """Return all options of train_reward and train_policy that `resume` does not set itself."""
     options = {
         'mpi': hyperparams.fields(command_options.RankHParams)['mpi'],
         **user_settings.settable(reward_options.CommandHParams),

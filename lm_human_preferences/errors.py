@@ -48,7 +48,7 @@ def disk_errors_reported() -> Iterator[None]:
 
 @contextlib.contextmanager
 def os_errors_as(failure: str, fix: str = '', kind: type[UserError] = UserError) -> Iterator[None]:
-    """Turn an OSError within the block into the error `kind('FAILURE: REASON FIX')`."""
+    """Raise `kind`, with `failure`, the reason and `fix` as text, for an OSError in the block."""
     try:
         yield
     except OSError as e:

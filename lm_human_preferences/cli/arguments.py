@@ -168,7 +168,7 @@ def _read(ty: Any, text: str) -> Any:
     plain = _unquote(text)
     if str in allowed:
         if text == 'None' and types.NoneType not in allowed:
-            raise ValueError('the option cannot be None')
+            raise ValueError('None was given for an option that must have a value')
         return None if text == 'None' else plain
     if group_class(ty):
         return parse(ty, _SWITCHES.get(plain.lower(), text))

@@ -90,7 +90,7 @@ def label_commands(
 
 
 def _asked_type(experiment: str, options: Any, folder: str) -> dict[str, str]:
-    """Return {'labels.type': the default of `ask`}; {} if `experiment` has no default."""
+    """Return {'labels.type': default label type of the command `ask`}, or {} without a default."""
     from lm_human_preferences.labels.folder import is_folder
     from lm_human_preferences.labels.task_file import read_task
 

@@ -137,7 +137,7 @@ def complete(
 
 
 def _is_on(settings: Mapping[str, Any], group: str, before: object) -> bool:
-    """Return whether a group of options is on with `settings`. before: the group's value so far."""
+    """Return whether `settings` switch a group of options on, or leave it on as it was `before`."""
     named = any(key.startswith(f'{group}.') for key in settings)
     default = 'on' if named or before else 'off'
     return settings.get(group, default) == 'on'
@@ -157,7 +157,7 @@ def _share_task(settings: dict[str, Any]) -> None:
 
 
 def with_end_of_response(settings: Mapping[str, Any], task: TaskHParams) -> dict[str, Any]:
-    """Return `settings`, with the end of responses set for chats and for models' own tokenisers."""
+    """Return `settings` plus the end-of-response options for chats and models' own tokenisers."""
     settings = settings_with_own_token(settings, task)
     given = {key.rpartition('task.')[2]: value for key, value in settings.items()}
     model = given.get('policy.initial_model', task.policy.initial_model)

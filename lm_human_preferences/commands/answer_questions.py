@@ -27,7 +27,7 @@ from lm_human_preferences.utils.streams import columns, note, printable
 
 WIDEST = 80  # maximum width of a question in the terminal, in columns
 HIGHEST_KEY = 9
-REPEAT_SECONDS = 0.5  # a key repeated within this time is ignored, as it is held down
+REPEAT_SECONDS = 0.5  # a key read again within this time is taken for one held down, and ignored
 GUARD_SECONDS = 0.25  # an answer within this time is ignored, as it was meant for the last question
 UNDO = ('u', '\x7f', '\b')  # the backspace key sends '\x7f' or '\b'
 ENTER = ('\r', '\n')

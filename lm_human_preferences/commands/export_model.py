@@ -218,7 +218,7 @@ def _reward_model_in(model_dir: str) -> trained_models.TrainedModel | None:
 
 
 def _has(directory: str, files: run_files.CommandFiles) -> bool:
-    """Return whether a run (path or URL) has the network that the command of `files` trains."""
+    """Return whether a run (path or URL) has a saved network with the name `files.network`."""
     return is_model(storage.join(directory, files.network))
 
 

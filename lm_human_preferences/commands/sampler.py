@@ -47,9 +47,9 @@ class Source:
 
     @classmethod
     def of_run(cls, run: str, scope: str) -> Source:
-        """Return the network `scope` of a train_policy run as a Source. run: path or URL.
+        """Return a Source with the network named `scope`, such as 'policy', of a train_policy run.
 
-        UserError if the run's checkpoint does not have this network.
+        run: path or URL. UserError if the run's checkpoint does not have this network.
         """
         settings, directory = load_run_hparams(run), storage.join(run, 'policy')
         model = TrainedModel(run, directory, scope)

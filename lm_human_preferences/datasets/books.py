@@ -56,7 +56,7 @@ def _passages(url: str, labels: str) -> Sequence[str | list[int]]:
 
 @contextlib.contextmanager
 def mirror_named_on_failure(path: str) -> Iterator[None]:
-    """Within the block, add a mirror to the error if the label file `path` cannot be read."""
+    """Name a mirror in the error message if the label file `path` cannot be read in the block."""
     try:
         yield
     except storage.StorageError as e:

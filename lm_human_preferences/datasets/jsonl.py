@@ -74,8 +74,8 @@ def generator(
         texts = [text for text in read_jsonl(path) if is_test_text(seen(text)) == is_test]
     if not texts:
         raise UserError(
-            f'--task.query_dataset {path}: {part_of(path, mode)}, has no text; add texts, or put'
-            f' those of the test part into {_test_path(path)}'
+            f'--task.query_dataset {path}: there is no text in {part_of(path, mode)}; add texts, or'
+            f' put texts for tests into {_test_path(path)}'
         )
     if shuffle:
         random.Random(seed).shuffle(texts)

@@ -83,7 +83,7 @@ def as_text(messages: Sequence[Message]) -> str:
 
 
 def response_text(messages: Sequence[Message]) -> str:
-    """Return a response and the messages after it as one text; the response without its role."""
+    """Return one text: a response without its role, then the messages after it with their roles."""
     first, *others = messages
     return '\n\n'.join([first['content'], *map(_with_role, others)])
 

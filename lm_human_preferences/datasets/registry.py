@@ -17,10 +17,10 @@ class DatasetInfo:
     # A data set's module has generator(mode, seed=0, shuffle=False), for texts of the split `mode`.
     module: str
     downloaded: bool = False  # whether texts are downloaded at first use, unchecked by a dry run
-    labels_stand_in: bool = False  # whether the queries in a file of labels may replace lost texts
+    labels_stand_in: bool = False  # whether queries of a label file replace an unavailable data set
     seed_per_run: bool = False  # whether --run.seed, not --task.query_seed, sets the texts' order
     is_enumerable: bool = False  # whether an evaluation covers every query of the data set
-    loaded: Any = None  # object whose generator yields the texts, if no module does
+    loaded: Any = None  # object whose function `generator` is used instead of that of `module`
 
     def load(self) -> Any:
         return self.loaded or importlib.import_module(self.module)

@@ -94,7 +94,7 @@ def responses(liked: bool) -> Mapping[str, float]:
 def _extended(
     prefixes: dict[tuple[str, ...], float], part: str, liked: bool
 ) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Yield (words, probability) of each prefix of a response plus each word of class `part`."""
+    """Yield (words, probability) for each response prefix extended by each word of a word class."""
     pools = {
         'Degree': DEGREES,
         'Negation': NEGATIONS,
@@ -141,7 +141,7 @@ def labelled_reviews(mode: str, seed: int = 0) -> Iterator[tuple[str, float]]:
 def sentiment(words: Iterable[str]) -> float:
     """Return the sentiment of a response, roughly from -5 (blame) to 5 (praise)."""
     total = 0
-    factor = 1  # product of degrees and negations before the next word of VALUES
+    factor = 1  # factor for the next adjective's value, from words such as `very` and `not`
     for word in words:
         if word == 'but':
             total *= 0.5  # words after `but` count more than words before it

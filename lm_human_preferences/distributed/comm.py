@@ -88,7 +88,7 @@ class Comm:
                 return result
         is_done = threading.Event()
         with ThreadPoolExecutor(1) as thread:
-            # If a rank is lost, the thread drops its error, but all_gather_object raises another.
+            # If a rank is lost, the new thread's error is dropped; the main thread raises its own.
             thread.submit(self._meet_until, is_done)
             try:
                 result = work()

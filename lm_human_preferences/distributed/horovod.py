@@ -59,17 +59,17 @@ class Horovod:
 
 
 def is_chosen(allreduce: str, family: Family | None) -> bool:
-    """Return whether Horovod averages; UserError if `allreduce` asks for it but it is missing."""
+    """Return whether Horovod averages gradients; UserError if it is required but unusable."""
     if allreduce == 'torch':
         return False
     if is_usable(family):
         return True
     if allreduce == 'horovod':
         raise UserError(
-            '--run.allreduce horovod: no Horovod fits this torch (with NCCL if there are GPUs)'
-            f' under {family.name if family else "a launcher without MPI"}: compile it by `sh'
-            ' tools/horovod.sh` for MPICH, or `MPI=openmpi sh tools/horovod.sh`, and start the'
-            ' ranks by that mpiexec; or use auto'
+            '--run.allreduce horovod: no Horovod is installed for this torch (with NCCL if there'
+            f' are GPUs) and {family.name if family else "a launcher without MPI"}: compile Horovod'
+            ' by `sh tools/horovod.sh` for MPICH, or by `MPI=openmpi sh tools/horovod.sh` for Open'
+            ' MPI, and start the ranks by the mpiexec of this MPI; or give --run.allreduce auto'
         )
     return False
 

@@ -1,4 +1,4 @@
-"""Connection of ranks to a shared key-value store, by MPI or TCP; one rank reports an error."""
+"""Connection of all ranks of a job through a key-value store, which they find by MPI or TCP."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _meet_over_mpi(launch: Launch, family: Family) -> tuple[Endpoint, socket.soc
     world = mpi.COMM_WORLD
     if world.Get_size() != launch.size:
         raise UserError(
-            f'{launch.size} ranks were started, but each sees a world of {world.Get_size()}, by'
+            f'{launch.size} ranks were started, but mpi4py finds {world.Get_size()}, as it uses'
             f' another MPI than {family.name}: unset MPI4PY_LIBMPI and MPI4PY_MPIABI'
         )
     is_one_host = world.Split_type(mpi.COMM_TYPE_SHARED).Get_size() == launch.size

@@ -10,7 +10,7 @@ from lm_human_preferences.evaluation import optimum, report
 from lm_human_preferences.evaluation.optimum import ROUNDING
 
 FEW_SAMPLES = 10  # fewest effective samples from which the best possible reward is estimated
-FEWEST_FOR_SHARE = 30  # fewest queries to estimate the fraction of the possible gain from samples
+FEWEST_FOR_SHARE = 30  # fewest queries to estimate how much of the possible reward gain is reached
 MOST_REPEATS = 0.5  # largest fraction of equal samples at which the best reward is estimated
 
 Points = dict[str, dict[str, torch.Tensor]]  # {compared policy: {statistic: values (queries,)}}

@@ -21,9 +21,9 @@ from lm_human_preferences.ppo import ScoreFn
 from lm_human_preferences.rewards import EnsembleReward, TrainedRewardModel
 from lm_human_preferences.utils.core import MIN_TEMPERATURE
 
-ROUNDING = 1e-6  # fraction of the largest score up to which a gain is a rounding error of fp32
+ROUNDING = 1e-6  # a gain up to this fraction of the largest score may be an fp32 rounding error
 CHUNK = 8192  # maximum number of token sequences in one forward pass
-CACHED = 2**16  # count of numbers in a chunk, several of which fit into a processor's cache
+CACHED = 2**16  # elements in a chunk of a tensor; a processor's cache holds several chunks
 
 
 def expected(logprobs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -103,7 +103,7 @@ def frontier_at(
             inverse = newton
         else:  # bisection, or doubling until an upper bound is known
             inverse = min((low + high) / 2, 2 * inverse)
-    return mean + missing / inverse, 1 / inverse  # beta is the slope of the best reward by KL
+    return mean + missing / inverse, 1 / inverse  # beta is the derivative d(best reward) / d(KL)
 
 
 def best_of_n(
@@ -126,7 +126,7 @@ def best_of_n(
         empty = torch.zeros_like(values)
         probability = empty.index_add(0, which, rho)
         possible = probability > 0
-        # mean over all responses with the same reward
+        # These are means of `judged` over all responses that have the same value in `rewards`.
         means = empty.index_add(0, which, rho * value.double()) / probability
         up_to = probability.cumsum(0)
         log_rest = torch.log1p(-probability / up_to)  # log of P(reward < r) / P(reward <= r)
@@ -171,7 +171,7 @@ def effective_samples(ref_logprobs: torch.Tensor, rewards: torch.Tensor, beta: f
     weights = (ref_logprobs.double() + rewards / beta).softmax(-1)
     gains = (weights * rewards).sum(-1) - expected(ref_logprobs, rewards)
     if gains.max() <= ROUNDING * rewards.abs().max():
-        return float(rewards.shape[-1])  # without gains, there is nothing to estimate
+        return float(rewards.shape[-1])  # all samples count, as no policy can gain any reward
     gains = gains.clamp(min=0)
     return (gains.sum() / (gains * weights.square().sum(-1)).sum()).item()
 

@@ -23,7 +23,7 @@ BEST_OF = (4, 16)
 BEST_OF_N = 'best_of_'  # prefix of the names of best-of-n policies in an evaluation's results
 JUDGE = 'judge'  # name of the reward given by --judge in an evaluation's results
 FRONTIER = 'frontier'  # key of the best possible rewards by KL in an evaluation's results
-BY_REWARD_MODEL = '_by_reward_model'  # name suffix of best of n if the reward model chooses it
+BY_REWARD_MODEL = '_by_reward_model'  # suffix of best_of_N whose sample the reward model chooses
 REWARD_MODEL, CLASSIFIER, FUNCTION = 'reward model', 'classifier', 'reward function'
 COLUMNS = {
     'kl': 'KL',
@@ -72,7 +72,7 @@ def rows_of(results: dict[str, Any], reward: str) -> list[list[str]]:
 
 
 def labels_of(results: dict[str, Any], reward: str) -> dict[str, str]:
-    """Return {displayed label: name in results} of the policies that `reward` measures."""
+    """Return {label to display: key in the results} for each policy that is scored by `reward`."""
     trained_on, found = next(iter(results['rewards'])), {}
     for point in results['rewards'][reward]:
         label = point.removesuffix(BY_REWARD_MODEL).replace('_', ' ')

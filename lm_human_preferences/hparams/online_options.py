@@ -30,7 +30,7 @@ class Schedule:
     ahead: int = 0
 
     def _progress(self, step: int) -> int:
-        """Return the progress before `step`, 1 - (1 - step / steps)^2, in units of 1 / steps^2."""
+        """Return the fraction of non-initial labels that are due before `step`, times steps^2."""
         return self.steps**2 - (self.steps - step) ** 2
 
     def labels_at(self, step: int) -> int:
@@ -64,7 +64,7 @@ class ServeHParams(WebHParams):
 
 @dataclass
 class OnlineHParams(hyperparams.HParams):
-    asked_at_once: ClassVar[int] = 16  # questions per batch, so that few steps wait for sampling
+    asked_at_once: ClassVar[int] = 16  # questions sampled in one batch, as each batch delays a step
 
     labels: int = option(None, 'labels collected by the end', at_least=1)
     initial: int | None = option(
@@ -106,7 +106,7 @@ class OnlineHParams(hyperparams.HParams):
         return self.source == PEOPLE
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that `initial` is at most `labels`, and that `error` is 0 if people answer."""
+        """Check that `initial` <= `labels`, and that only simulated labellers make an `error`."""
         yield (
             self.initial is not None and self.initial > self.labels,
             '{initial=} is more than {labels=}',

@@ -18,7 +18,7 @@ from lm_human_preferences.utils.option_checks import ceil_div, check_multiple
 _IS_FUNCTION = re.compile(r'.+\.py:[^\W\d]\w*')
 _LEAST_TO_WHITEN = 8  # minimum number of responses in a minibatch whose rewards are whitened
 MOST_KL_ERROR = 0.2  # maximum relative error of the KL divergence that adapts kl_coef in one step
-MOST_PESSIMISM = 100  # maximum of --rewards.pessimism; with more, mean scores would hardly count
+MOST_PESSIMISM = 100  # maximum of --rewards.pessimism; above it, uncertainty would outweigh scores
 NEW_MODEL = 'rewards.train_new_model'
 Experiments = Mapping[str, Mapping[str, Any]]  # options of each experiment, by COMMAND/EXPERIMENT
 OF_ONE_START = ('run.resume', 'run.console')  # options that each start of a run sets anew
@@ -135,7 +135,7 @@ class RewardHParams(hyperparams.HParams):
             '{trained_model=} is a function of your own: give it as {function}',
         )
         yield self.class_name and trained is None, '{class_name=}: give {trained_model} DIRECTORY'
-        # A run's own reward model, which `trained_model` names once trained, is no second reward.
+        # `trained_model` may name the model that `train_new_model` trained: both are one reward.
         run_dir = None if new is None else new.run.save_dir
         is_own = run_dir is not None and trained == storage.join(run_dir, 'reward_model')
         rewards = [self.function, None if is_own else trained, new]
@@ -277,7 +277,7 @@ class HParams(hyperparams.HParams):
         check_multiple(self.ppo.batch_size, '--ppo.batch_size', {**ranks, **parts})
 
     def _least_to_whiten(self, parts: int) -> int:
-        """Return the smallest batch size for `parts` minibatches to whiten; 0 without whitening."""
+        """Return the least batch size for whitening in `parts` minibatches; 0 without whitening."""
         return _LEAST_TO_WHITEN * parts if self.ppo.whiten_rewards else 0
 
 

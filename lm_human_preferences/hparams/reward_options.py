@@ -59,7 +59,7 @@ class LabelHParams(hyperparams.HParams):
     )
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check the label type, and that `without` is used with a folder only."""
+        """Check the label type, and that labels.without is given only if the source is a folder."""
         with about_option(self.option_name('type')):
             label_type = label_types.get(self.type)
         yield (
@@ -183,7 +183,7 @@ class HParams(hyperparams.HParams):
         return self.features == FROZEN
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check the options of a head and, as the original, that batch_size divides num_train."""
+        """Check that options fit together, such as that batch_size divides labels.num_train."""
         yield (
             self.lora is not None and self.task.policy.lora is None,
             '{lora} has no effect without --task.policy.lora on',

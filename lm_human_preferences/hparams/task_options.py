@@ -88,7 +88,7 @@ class TaskHParams(hyperparams.HParams):
         return {'query_length': self.query_length, 'response_length': self.response_length}
 
     def override_from_dict(self, flat_dict: dict[str, Any]) -> None:
-        """Override fields; keep whole penalties as int, so that the original program reads them."""
+        """Override options; store a penalty of 4.0 as 4, as the original program needs an int."""
         super().override_from_dict(flat_dict)
         penalty = self.penalty_reward_value
         if isinstance(penalty, float) and penalty.is_integer():

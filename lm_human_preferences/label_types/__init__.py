@@ -185,7 +185,7 @@ class ScalarComparison(_Number):
         return -high, high
 
     def answer_of(self, numbers: Sequence[int], order: Sequence[int]) -> int:
-        """Return the number's distance from the middle, positive if the second sample is better."""
+        """Return an answer's offset from the scale's middle, positive if the second sample wins."""
         (number,) = numbers
         low, _ = self.scale
         towards_second_shown = number - 1 + low
@@ -210,7 +210,7 @@ class ScalarComparison(_Number):
     def loss_of(
         self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return the mean squared error of the rewards' difference."""
+        """Return the mean squared error of predicted reward differences against the labels."""
         from torch.nn import functional as F
 
         predicted = rewards[:, 1] - rewards[:, 0]

@@ -31,8 +31,8 @@ class Control:
     template: str  # layout on the page: 'choose', a button per sample, or 'scale', a row of numbers
     choices: int  # how many numbers a labeller can choose from
     meaning: str  # text for the labeller's help: what the numbers mean
-    keys: int = 1  # how many different numbers to press for one answer
-    first: int = 1  # lowest number to press
+    keys: int = 1  # how many keys to press for one answer, each with another number
+    first: int = 1  # lowest number that a labeller can choose
     title: str = ''  # heading above a scale of numbers
     ends: tuple[str, str, str] = ('', '', '')  # texts at a scale's lowest, middle, highest number
     tie: str = ''  # text for the labeller's help on TIE_KEY; '' if this key is not offered
@@ -40,15 +40,15 @@ class Control:
 
     @property
     def last(self) -> int:
-        """Return the highest number to press."""
+        """Return the highest number that a labeller can choose."""
         return self.first + self.choices - 1
 
     def is_tie(self, numbers: Sequence[int]) -> bool:
-        """Return whether `numbers` say that no sample is preferred."""
+        """Return whether the pressed `numbers` mean that no sample is preferred."""
         return (list(numbers) == [TIE_KEY] and self.tie != '') or self.is_bad(numbers)
 
     def is_bad(self, numbers: Sequence[int]) -> bool:
-        """Return whether `numbers` say that all samples are bad."""
+        """Return whether the pressed `numbers` mean that all samples are bad."""
         return list(numbers) == [BAD_KEY] and self.bad != ''
 
     def accepts(self, numbers: Sequence[int]) -> bool:
@@ -67,7 +67,7 @@ class LabelType:
     `question_schemas`, `loss`, `target_scales`) can learn from labels in files: see `complete`.
     """
 
-    name: str  # value of --labels.type; in a class, N stands for an argument of the constructor
+    name: str  # value of --labels.type, such as best_of_4; a class has N for the number: best_of_N
     samples: tuple[str, ...]  # names of the fields that hold the responses
     field: str  # name of the field that holds the answer
     shape: tuple[int, ...] = ()  # shape of an answer: () is one number, (4,) a list of four
@@ -165,7 +165,7 @@ class LabelType:
         self.lacks('by_rewards')
 
     def judged(self, rewards: Sequence[float], rng: random.Random) -> Value:
-        """Return the answer that rewards imply: TIE, or a random sample, if the best are equal."""
+        """Return the answer that rewards imply; with equal best rewards, TIE or a random choice."""
         check_finite(rewards)
         if self.ties and len(set(heapq.nlargest(2, rewards))) == 1:
             return TIE

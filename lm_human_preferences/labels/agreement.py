@@ -10,8 +10,7 @@ from lm_human_preferences.label_types import LabelType, Value
 from lm_human_preferences.utils import student
 
 NORMAL_95 = 1.959963984540054  # 95 % of a standard normal distribution is within +- this number
-# Two imagined queries make intervals correct from 10 questions on: benchmarks/interval_coverage.py
-IMAGINED = 0.25  # weight of each of the two queries that effective_answers adds
+IMAGINED = 0.25  # weight of a pseudo-query that effective_answers adds; a real query weighs 1
 LEAST_EXPECTED = 5  # a chi-square test with fewer expected answers in a cell is too inexact
 
 
@@ -60,7 +59,8 @@ def effective_answers(successes: Sequence[float], answers: Sequence[int]) -> flo
     (sum of answers)^2 / (sum of answers^2) queries with equally many answers. Else it is their
     number over the design effect (L. Kish), 1 + (sum of answers^2 / sum of answers - 1) rho. rho,
     the correlation of two answers to one query, is estimated as Krippendorff's alpha, with two
-    queries of weight IMAGINED added: one whose answers are all right, and one with none right.
+    queries of weight IMAGINED added: one whose answers are all right, and one with none right. This
+    makes intervals correct from 10 questions on: see benchmarks/interval_coverage.py.
     """
     right, counts = np.array(successes, np.float64), np.array(answers, np.float64)
     total, squares = counts.sum(), (counts**2).sum()

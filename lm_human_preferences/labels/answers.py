@@ -39,7 +39,7 @@ def is_unnamed(labeller: str) -> bool:
 
 
 def files_of(folder: str) -> list[Path]:
-    """Return the .jsonl files of `folder`, copies last; UserError for a link to another folder."""
+    """Return the .jsonl files of `folder`, short names first; UserError for a link to elsewhere."""
     if os.path.islink(folder) and not storage.is_within(folder, os.path.dirname(folder)):
         raise UserError(
             f'{folder} is a link to a folder elsewhere, in which answers would be written: put the'
@@ -175,7 +175,7 @@ class AnswerLog(json_lines.Reader):
         if answer.uuid in self.given:
             raise UserError(
                 f'{where} repeats an answer of {self.given[answer.uuid].labeller}: one of the two'
-                ' is a copy; take it out of the folder'
+                ' answers is a copy; take the copy out of the folder'
             )
         self.given[answer.uuid] = self.kept[answer.uuid] = self.last[answer.question] = answer
         self.latest = max(self.latest, answer.time)

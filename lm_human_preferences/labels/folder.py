@@ -215,7 +215,7 @@ class LabelFolder:
         return max(time.time(), math.nextafter(latest, sys.float_info.max))
 
     def lines_read(self) -> dict[str, int]:
-        """Return {labeller: number of lines read}, with which LabelFolder reads these answers."""
+        """Return {labeller: number of lines read}, to open another LabelFolder on these lines."""
         return {name: log.lines for name, log in self.logs.items()}
 
     def lines_used(self, labeller: str) -> int:
@@ -243,7 +243,7 @@ def _parse_question(record: dict[str, Any], label_type: LabelType) -> Question:
     gold = record['gold']
     if gold is not None and not label_type.is_valid(gold):
         raise ValueError(f'gold must be {label_type.expected}, not {gold!r:.80}')
-    tokens: dict[str, Any] = {}  # a damaged field shows in the id, a digest of all tokens
+    tokens: dict[str, Any] = {}  # damaged token ids do not match the question's id, their digest
     for field in ('query', *label_type.samples):
         tokens[field] = record.get(field)
     if question_id(tokens) != record['id']:

@@ -122,7 +122,7 @@ class Prediction:
     accuracy: float | None  # fraction of labels predicted right; None for ratings
     effective: float  # equivalent number of independent labels, see agreement.effective_answers
     chance: float | None  # accuracy that guessing would have
-    agreement: float | None  # accuracy; for ratings, their correlation with rewards, if defined
+    agreement: float | None  # how well rewards predict: accuracy, or correlation for ratings
     is_cross_validated: bool = False  # whether heads fitted to other labels made the predictions
     is_learned: bool = False  # whether the model may have learned from these labels
 
@@ -161,7 +161,7 @@ class Prediction:
 def predict(
     get_rewards: Rewards, labels: Labels, label_type: LabelType, batch_size: int, comm: Comm
 ) -> Prediction | None:
-    """Measure on all ranks how well rewards predict labels without ties; None if there are none."""
+    """Measure on all ranks how well rewards predict labels except ties; None if all are ties."""
     labels = label_type.without_ties(labels)
     count, samples = len(labels['query']), label_type.samples
     own = [torch.empty(0, len(samples))]

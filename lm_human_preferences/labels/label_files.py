@@ -60,9 +60,9 @@ def about_answers(answers: Iterable[Answer]) -> dict[str, Any]:
 def _open_folder(
     settings: HParams, encoding: Encoding, comm: Comm, lines: Mapping[str, int] | None
 ) -> LabelFolder:
-    """Open a folder of labels on each rank, up to `lines`; None: up to the lines that rank 0 sees.
+    """Open a folder of labels so that every rank reads the same lines of each labeller's file.
 
-    UserError if the folder has another task.
+    lines: how many to read; None: those that rank 0 sees. UserError if the folder has another task.
     """
     path = settings.labels.source
     seen = comm.on_rank_0(lambda: LabelFolder(path, lines).lines_read())

@@ -146,7 +146,7 @@ def _with_errors(
     """Return `answers` {field: (labels, ...)} with a fraction `error` replaced by random ones."""
     count = len(next(iter(answers.values())))
     is_error = torch.rand(count) < error
-    # label_type.by_chance has another generator, which would change the labels of each seed.
+    # label_type.by_chance is not used: it would change the labels that each seed has given so far.
     by_chance = label_type.simulate(torch.randn(count, len(label_type.samples)))
     mixed = {}
     for field, values in answers.items():

@@ -108,10 +108,10 @@ class Collection(Hook):
         run = self.phase.run
         folder = os.path.join(str(run.directory), LABELS)
         raise UserError(
-            f'--rewards.online.patience {self.patience:g}: {missing} of'
-            f' {self.schedule.labels_at(step)} labels are still missing; step {step} is saved:'
-            f' {label_command(folder)} answers questions, then'
-            f' {errors.typed("./launch.py resume", str(run.save_dir))} continues'
+            f'--rewards.online.patience {self.patience:g}: the time to wait is over, but {missing}'
+            f' of {self.schedule.labels_at(step)} labels are still missing; step {step} is saved:'
+            f' answer questions by `{label_command(folder)}`, then continue by'
+            f' `{errors.typed("./launch.py resume", str(run.save_dir))}`'
         )
 
     def _labels_of(self, step: int) -> Labels:
@@ -129,7 +129,7 @@ class Collection(Hook):
 
 
 class RunLabels:
-    """Folder of labels of an online run, on rank 0. stack: closes the files and the page."""
+    """Folder of labels of an online run, on rank 0; `stack` closes its files and labelling page."""
 
     def __init__(
         self, trainer: PPOTrainer, phase: TrainPolicy, seed: int, stack: contextlib.ExitStack

@@ -201,7 +201,7 @@ def gain(run: Run) -> Table:
 
 
 def _measured(run: Run, reward: str, point: str, key: str) -> str:
-    """Format a policy's number `key` with its 95 % interval; a dash if unknown, '' if missing."""
+    """Format a policy's statistic `key` with its 95 % interval; a dash for None, '' if absent."""
     if point.startswith(report.BEST_OF_N) and reward != next(iter(run.rewards)):
         point += report.BY_REWARD_MODEL  # the reward of the training chooses the best of n
     values = run.rewards[reward].get(point, {})

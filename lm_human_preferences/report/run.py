@@ -49,7 +49,6 @@ class Run:
         )
         # {tracked query: its answers, in the order of the training steps}
         self.samples = self.tried(run_files.SAMPLES, {}, _samples, directory)
-        # `found`: the label folder, its report, and people's comparisons of the policy with others
         found = self.tried(run_files.LABELS, (None, {}, []), _labels, self)
         self.folder, self.label_report, self.comparisons = found
 
@@ -65,7 +64,10 @@ class Run:
 
     @property
     def rewards(self) -> dict[str, dict[str, Any]]:
-        """Results of the evaluation, or else of the log, by reward and policy; own reward first."""
+        """Results {reward: {policy: statistics}} of the evaluation or, without one, of the log.
+
+        The reward of the training comes first.
+        """
         kl, score = (self.curves.get(f'objective/{name}') for name in ('kl', 'score'))
         if self.evaluation or not (kl and score):
             return self.evaluation.get('rewards', {})

@@ -107,7 +107,7 @@ def prepare_run_dir(
         return []
     refuse_existing(hparams, overwrite=overwrite)
     for path in own_files(hparams) if overwrite and not dry_run else ():
-        if not path.endswith(run_files.RECORD):  # run.json may list other trainings
+        if not path.endswith(run_files.RECORD):  # keep run.json: it may record other trainings
             storage.remove(path)
     return []
 
@@ -146,7 +146,7 @@ def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[Callable[[], None] |
                     storage.remove(path)
             if storage.is_remote(save_dir):
                 if not hparams.run.resume:
-                    run_record.fetch(save_dir, directory)  # run.json may list other trainings
+                    run_record.fetch(save_dir, directory)  # keep earlier records in run.json
                 files = run_files.uploaded_by(hparams.commands)
                 upload = stack.enter_context(uploads.uploaded(save_dir, directory, files))
             stack.enter_context(run_record.ended(directory, hparams.command))

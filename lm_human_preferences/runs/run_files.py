@@ -121,7 +121,7 @@ def is_network(name: str) -> bool:
 
 
 def written_by(commands: Iterable[str], more: str = '') -> re.Pattern[str]:
-    """Return a pattern for the files that `commands` write; `more` is a pattern for suffixes."""
+    """Return a pattern for the paths that `commands` write, followed by the pattern `more`."""
     patterns = [COMMANDS[command].pattern() for command in commands]
     return re.compile(rf'({"|".join([re.escape(RECORD), *patterns])}){more}')
 

@@ -43,7 +43,7 @@ SCRIPTS = ('launch.py', 'sample.py')
 PACKAGES = ('torch', 'transformers', 'numpy')
 _THIS_PROCESS = uuid.uuid4().hex[:12]
 _EMPTY = {'ranks': 0, 'settings': {}, 'digests': {}, 'labels': {}, 'commands': []}
-Record = Mapping[str, Mapping[str, Any]]  # entries by the names of training commands
+Record = Mapping[str, Mapping[str, Any]]  # content of run.json: an entry for each training command
 
 
 def read(directory: str) -> dict[str, dict[str, Any]]:

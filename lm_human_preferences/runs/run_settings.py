@@ -112,9 +112,10 @@ def load_run_hparams(save_dir: str) -> policy_options.HParams:
 
 
 def reward_settings_of(run: str) -> reward_options.HParams | None:
-    """Return a reward model's training settings, with `task` alone if no more is known, or None.
+    """Return the settings with which a reward model was trained; None if there are none.
 
-    run: directory of the run, or of the reward model in it.
+    run: directory of the run, or of the reward model in it. A run of train_policy that trained no
+    reward model gives only the task.
     """
     for directory in (run.rstrip('/'), os.path.dirname(run.rstrip('/'))):
         with contextlib.suppress(storage.NotFound):
@@ -238,7 +239,7 @@ def pins(hparams: Training, *, ask: bool = True) -> dict[str, Any]:
 
 
 def _seed_of_ensemble(hparams: Training) -> str | None:
-    """Return the option for the seed of an ensemble; None if the seed is set or not needed."""
+    """Return the name of an ensemble's seed option if that seed must still be set, or else None."""
     training = hparams.reward_training
     if training is None or hparams.members == 1 or training.run.seed is not None:
         return None

@@ -76,7 +76,7 @@ def _is_list(path: str) -> bool:
 
 
 def _order(path: str) -> int:
-    """Return a file's place in the order of uploads: 0 for settings, 1 checkpoints, 2 lists."""
+    """Return a sort key that puts checkpoints after other files, and lists of checkpoints last."""
     return 2 if _is_list(path) else int(_stem(path) is not None)
 
 
@@ -87,7 +87,7 @@ def _stem(path: str) -> str | None:
 
 
 def _listed(path: str, text: str) -> list[str]:
-    """Return the paths of the checkpoints that `text`, the content of the list at `path`, names."""
+    """Parse `text`, the list of checkpoints in the file `path`; return the checkpoints' paths."""
     directory = os.path.dirname(path)
     return [os.path.join(directory, name) for name in names.parse_checkpoint_file(text)]
 

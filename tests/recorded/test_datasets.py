@@ -260,7 +260,8 @@ def test_a_part_without_texts_is_an_error_that_says_what_to_do(tmp_path):
     texts = {jsonl.is_test_text(letter): letter for letter in 'abcdefghijklmnopqrstuvwxyz'}
     for is_test, mode, part in ((True, 'train', 'all but one text in 10'), (False, 'test', 'one')):
         path = write(tmp_path / f'{mode}.jsonl', [json.dumps(texts[is_test])])
-        message = f'--task.query_dataset {path}: the .* part of {path}, {part}.*{mode}.test.jsonl$'
+        message = f'--task.query_dataset {path}: there is no text in the .* part of {path}, {part}'
+        message += f'.*{mode}.test.jsonl$'
         with pytest.raises(UserError, match=message):
             next(datasets.get_dataset(path).generator(mode))
 

@@ -296,7 +296,7 @@ def test_ranks_of_another_mpi_are_recognised(monkeypatch):
     world = SimpleNamespace(Get_size=lambda: 1)
     monkeypatch.setattr(meeting, 'load_mpi', lambda family: SimpleNamespace(COMM_WORLD=world))
     started_with(monkeypatch, BY_MPICH)
-    with pytest.raises(UserError, match='^4 ranks were started, but each sees a world of 1, by'):
+    with pytest.raises(UserError, match='^4 ranks were started, but mpi4py finds 1, as it'):
         meeting.meet(1)
 
 
@@ -329,7 +329,7 @@ def test_horovod_that_suits_the_ranks(tmp_path, monkeypatch, content, family, ha
     assert horovod.is_chosen('auto', family) == is_usable
     assert not horovod.is_chosen('torch', family)
     monkeypatch.setitem(sys.modules, 'horovod.torch', None)  # compiled for another torch
-    told = '^--run.allreduce horovod: no Horovod fits this torch .*: compile it by `sh '
+    told = '^--run.allreduce horovod: no Horovod is installed for .*: compile Horovod by `sh '
     with pytest.raises(UserError, match=told):
         horovod.is_chosen('horovod', family)
 

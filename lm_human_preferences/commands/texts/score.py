@@ -27,8 +27,8 @@ from lm_human_preferences.reward_sources.texts import TextScorer, joined
 from lm_human_preferences.runs.run_files import REWARD
 from lm_human_preferences.runs.run_settings import reward_settings_of
 
-Pair = tuple[list[int], list[int]]  # tokens of a query and of a response
-# {suffix of a column's name: number}; the suffix '' has a score, _SPREAD its standard deviation
+Pair = tuple[list[int], list[int]]  # token ids of a query, and token ids of a response
+# A response's score, under the key '', and the score's standard deviation, under the key _SPREAD.
 Scores = dict[str, float | None]
 Named = tuple[str, dict[str, str]]  # query of a record, and its responses {column: text}
 BATCH = 64  # number of responses that are scored at a time
@@ -76,7 +76,7 @@ def _by_tokens(
     named: Sequence[Named],
     too_long: str,
 ) -> tuple[Iterator[Scores], list[str]]:
-    """Return (scores of each response, notes for the user), by a model that reads tokens."""
+    """Return the scores that a model of tokens gives to the responses, and notes for the user."""
     saved = saved_model(run)
     tokeniser = Tokeniser(saved.encoding, _task_of(run), too_long, option='--too_long')
     pairs: list[Pair | None] = []

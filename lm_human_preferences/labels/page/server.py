@@ -36,7 +36,7 @@ from lm_human_preferences.labels.page.service import LabellingService
 from lm_human_preferences.storage.schema import matches_schema
 
 MOST_CONNECTIONS = 200
-BACKLOG = 64  # connections accepted at once, fewer than MOST_CONNECTIONS so that none closes unread
+BACKLOG = 64  # connections accepted at once, few enough that none closes before it is served
 GRACE_SECONDS = 3  # seconds that open replies may take when the server stops
 MOST_BYTES = 64 * 1024  # largest body of a request, in bytes
 POLL_SECONDS = 0.1  # time between two checks whether the server is stopping
@@ -44,7 +44,7 @@ POLICY = (
     "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; connect-src"
     " 'self'; img-src data:; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-HEADERS = {  # headers of every reply, in addition to POLICY
+HEADERS = {  # HTTP headers of every reply, besides Content-Security-Policy
     'Cache-Control': 'no-store',
     'Cross-Origin-Opener-Policy': 'same-origin',
     'Cross-Origin-Resource-Policy': 'same-origin',

@@ -32,7 +32,7 @@ def as_asked(labels: Sequence[TextLabel], folder: LabelFolder) -> list[TextLabel
             if not low <= label.answer <= high:
                 raise UserError(
                     f'{label.where}, field {label_type.field!r}: {label.answer} is not on the scale'
-                    f' of {folder.path}, {low} to {high}: use another folder, or convert it'
+                    f' of {folder.path}, {low} to {high}: use another folder, or convert the answer'
                 )
         first = asked.setdefault(_in_any_order(label.tokens), label.tokens)
         found.append(_moved(label, first, label_type))
@@ -53,7 +53,7 @@ def _moved(label: TextLabel, asked: Tokens, label_type: LabelType) -> TextLabel:
         places = []
         for name in label_type.samples:
             places.append(left.index(label.tokens[name]))
-            left[places[-1]] = []  # a second sample with the same tokens gets another place
+            left[places[-1]] = []  # an index is used once, even if samples have the same tokens
         answer = label_type.moved(answer, places)
     return dataclasses.replace(label, answer=answer, tokens=asked)
 
@@ -154,7 +154,7 @@ def _answers(
             labeller=name,
             question=id,
             value=label.answer,
-            order=tuple(range(len(label.samples))),  # stored order, as no sample was shown here
+            order=tuple(range(len(label.samples))),  # imported samples were shown in no known order
             seconds=0.0,
             # Later rows get later times, as a training takes the oldest labels first.
             time=now + 1e-6 * number,
@@ -174,7 +174,7 @@ def _add_answers(labeller: Labeller, given: dict[str, Answer]) -> list[str]:
         if before is None or before.value is None:  # a skip does not count as an answer
             new.append(answer)
         elif not before.is_imported:
-            left_out += 1  # an answer given in this program stays, as it may be the later one
+            left_out += 1  # an answer given in this program may be newer than the imported one
         elif (before.value, before.is_bad) != (answer.value, answer.is_bad):
             new.append(answer)
     labeller.add(sorted(new, key=operator.attrgetter('age')))

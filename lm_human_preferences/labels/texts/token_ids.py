@@ -65,9 +65,9 @@ def text_of(tokens: Sequence[int], field: str, encoder: Encoder) -> str:
 def preferences(
     labels: Iterable[dict[str, Any]], label_type: LabelType
 ) -> Iterator[dict[str, Any]]:
-    """Yield {prompt, chosen, rejected, any id} for each pair of samples that a label orders.
+    """Yield a record with prompt, chosen and rejected for each pair of samples that a label orders.
 
-    UserError for ratings, which compare no samples.
+    A label's id is kept. UserError for ratings, which compare no samples.
     """
     if len(label_type.samples) < 2:
         raise UserError(

@@ -47,7 +47,8 @@ class Tokeniser:
         self.lengths = {'query': task.query_length, 'response': task.response_length}
         self.too_long, self.option = too_long, option
         self.counts: collections.Counter[str] = collections.Counter()
-        self.unread: collections.Counter[str] = collections.Counter()  # records per ignored field
+        # This counts the records that have an ignored field, by the field's name.
+        self.unread: collections.Counter[str] = collections.Counter()
 
     def fitted(self, kind: str, text: str, where: str) -> list[int]:
         """Return the unpadded tokens of a 'query' or a 'response'.
