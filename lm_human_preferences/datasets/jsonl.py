@@ -87,10 +87,10 @@ def part_of(path: str, mode: str) -> str:
     is_test = mode != 'train'
     own_file = file_of_test_part(path)
     if own_file is not None:
-        return f'{own_file}, the test part' if is_test else f'all of {path}, the training part'
+        return f'{own_file}, the test split' if is_test else f'all of {path}, the training split'
     if is_test:
-        return f'the test part of {path}, one text in {TEST_SHARE}'
-    return f'the training part of {path}, all but one text in {TEST_SHARE}'
+        return f'the test split of {path}, one text in {TEST_SHARE}'
+    return f'the training split of {path}, all but one text in {TEST_SHARE}'
 
 
 def file_of_test_part(path: str) -> str | None:

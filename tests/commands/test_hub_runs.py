@@ -108,7 +108,7 @@ def test_a_dry_run_checks_what_the_cache_has_and_asks_for_nothing(hub, tmp_path)
     assert f'the 8 of --task.policy.initial_model org/gpt2@{commit}' in result.stderr
     result = train_reward(tmp_path, '--dry_run', name='other')
     assert result.exit_code == 0 and 'not on this machine' not in result.output
-    # As for any remote file of queries, it is asked whether there is one of the test part.
+    # As for any remote file of queries, it is asked whether there is one of the test split.
     assert all('/org/data' in line or line == 'HEAD /' for line in hub.log)
     assert not hub.requests('GET /datasets')
 

@@ -127,7 +127,7 @@ def test_a_policy_learns_to_chat(tmp_path, queries, chat_model, contexts):
         sample.cli,
     )
     printed = sampled.stdout
-    assert f'{queries.stem}.test.jsonl, the test part: 2 of 2 texts are used' in sampled.stderr
+    assert f'{queries.stem}.test.jsonl, the test split: 2 of 2 texts are used' in sampled.stderr
     assert 'It was late. Why?' in printed and END not in printed and '[user]' not in printed
     saved = [json.loads(line) for line in (tmp_path / 'samples.jsonl').read_text().splitlines()]
     assert any(0 in line['response_tokens'] for line in saved)

@@ -208,8 +208,8 @@ def test_a_file_of_texts(tmp_path, encoder):
     dataset = datasets.get_dataset(path)
     assert list(dataset.generator('train')) == texts
     assert list(dataset.generator('test')) == list(dataset.generator('valid')) == ['t', 'u']
-    assert jsonl.part_of(path, 'train') == f'all of {path}, the training part'
-    assert jsonl.part_of(path, 'test') == f'{tests}, the test part'
+    assert jsonl.part_of(path, 'train') == f'all of {path}, the training split'
+    assert jsonl.part_of(path, 'test') == f'{tests}, the test split'
     shuffled = list(dataset.generator('train', seed=3, shuffle=True))
     random.seed(3)
     random.shuffle(texts)
@@ -260,7 +260,7 @@ def test_a_part_without_texts_is_an_error_that_says_what_to_do(tmp_path):
     texts = {jsonl.is_test_text(letter): letter for letter in 'abcdefghijklmnopqrstuvwxyz'}
     for is_test, mode, part in ((True, 'train', 'all but one text in 10'), (False, 'test', 'one')):
         path = write(tmp_path / f'{mode}.jsonl', [json.dumps(texts[is_test])])
-        message = f'--task.query_dataset {path}: there is no text in the .* part of {path}, {part}'
+        message = f'--task.query_dataset {path}: there is no text in the .* split of {path}, {part}'
         message += f'.*{mode}.test.jsonl$'
         with pytest.raises(UserError, match=message):
             next(datasets.get_dataset(path).generator(mode))

@@ -108,7 +108,7 @@ def test_what_becomes_of_the_texts_of_a_file_is_told(tmp_path, monkeypatch):
     path.write_text('"a"\n' * 3)
     texts = ['ab', 'a.bc', 'a.bcdefg', 'a.b.cdefg', 'a.bcde.', '.', 'x.b', '']
     tests.write_text(''.join(f'"{text}"\n' for text in texts))
-    part = f'Queries are from {tests}, the test part'
+    part = f'Queries are from {tests}, the test split'
     assert notes_of(path, end_text='.') == [
         f'{part}: 2 of 8 texts are used',
         '  cut by --task.start_text, --task.end_text or --task.query_length: 1',
@@ -121,7 +121,7 @@ def test_what_becomes_of_the_texts_of_a_file_is_told(tmp_path, monkeypatch):
     for affix in ('query_prefix', 'query_suffix'):  # a model can go on after that
         assert ': 8 of 8 texts' in notes_of(path, start_text=None, **{affix: 'a'})[0]
     assert notes_of(path, 'train', start_text=None) == [
-        f'Queries are from all of {path}, the training part: 3 of 3 texts are used'
+        f'Queries are from all of {path}, the training split: 3 of 3 texts are used'
     ]
     # a large file is not read for this alone
     monkeypatch.setattr(datasets, 'COUNTED_CHARACTERS', 5)

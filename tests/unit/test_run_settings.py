@@ -89,7 +89,7 @@ def test_a_run_that_was_killed_while_it_wrote_its_settings_goes_on(tmp_path):
 
 @pytest.mark.parametrize('option', ['task.query_dataset', 'rewards.trained_model'])
 def test_a_run_goes_on_with_files_of_the_same_content_only(tmp_path, option, capsys):
-    """Queries with their test part, and a reward model that no checkpoint holds."""
+    """Queries with their test split, and a reward model that no checkpoint holds."""
     path, files = tmp_path / 'q.jsonl', [tmp_path / 'q.jsonl', tmp_path / 'q.test.jsonl']
     settings = {'rewards.train_new_model': 'off', 'rewards.trained_model': 'test'}
     if option == 'rewards.trained_model':
