@@ -258,7 +258,8 @@ def load(prefix: str, tensors: Mapping[str, torch.Tensor]) -> None:
     """Copy a checkpoint's values into `tensors`, by name; UserError if a dtype or shape differs."""
     bundle = Bundle(prefix)
     for name, tensor in tensors.items():
-        missing = 0j  # stands for a missing value, as no variable of a model is complex
+        # A missing variable is read as a complex number, so that its dtype is never the right one.
+        missing = 0j
         value = torch.from_numpy(np.array(bundle.get(name, missing)))
         if (value.dtype, value.shape) != (tensor.dtype, tensor.shape):
             raise UserError(

@@ -49,7 +49,7 @@ def parse_checkpoint_file(text: str) -> list[str]:
 
 
 def format_checkpoint_file(names: Sequence[str]) -> bytes:
-    """Return a `checkpoint` file for `names`, as tf.train.Saver(save_relative_paths=True)."""
+    """Return the text of a `checkpoint` file that lists `names`, as written by TensorFlow."""
     lines = [f'model_checkpoint_path: "{names[-1]}"\n']
     for name in names:
         lines.append(f'all_model_checkpoint_paths: "{name}"\n')

@@ -19,7 +19,7 @@ from lm_human_preferences.storage.files import masked_crc
 if TYPE_CHECKING:
     import torch
 
-# TensorFlow's numbers (types.proto) of the types that numpy has, too
+# DTYPES maps TensorFlow's type numbers (in types.proto) to the equivalent numpy dtypes.
 DTYPES = {
     1: np.dtype('<f4'),
     2: np.dtype('<f8'),
@@ -46,7 +46,7 @@ MAX_SIZE = 1 << 23
 INDEX_IS_TOO_LARGE = f'the index takes more than {MAX_SIZE >> 20} MiB'
 MAGIC = bytes.fromhex('57fb808b247547db')
 FOOTER_SIZE = 48
-ENTRY_COST = 64  # bytes of MAX_SIZE that each entry takes, besides its key
+ENTRY_COST = 64  # bytes that each entry of an index counts towards MAX_SIZE, besides its key
 RESTART_INTERVAL = 16
 
 

@@ -139,7 +139,8 @@ def write(path: str, source: BinaryIO) -> None:
         writing: Any = client.BlobFile(blob.path, 'wb', streaming=True, partial_writes_on_exc=False)
         with writing as target:
             shutil.copyfileobj(source, target, BLOCK_SIZE)
-            target.close()  # blobfile uploads nothing later if this fails within the block
+            # If close() fails inside the `with` block, blobfile does not upload the rest later.
+            target.close()
 
 
 def remove(path: str) -> None:
@@ -166,7 +167,7 @@ def listing(directory: str) -> dict[str, tuple[int, str | None]]:
 
 @contextlib.contextmanager
 def _connected(path: str) -> Iterator[tuple[Blob, Context]]:
-    """Yield (blob, client for its server); turn errors of its libraries into StorageErrors."""
+    """Yield (blob, client for the blob's server); turn errors of a transfer into StorageErrors."""
     import blobfile
     import urllib3
 

@@ -24,7 +24,7 @@ os.environ['HF_HUB_DISABLE_TELEMETRY'] = '1'
 os.environ.setdefault('HF_HUB_VERBOSITY', 'error')
 
 ANSWER_TIMEOUT = 8  # seconds to wait for the hub's first answer
-CONFIGS = ('config.json', 'adapter_config.json')  # names of files of which every model has one
+CONFIGS = ('config.json', 'adapter_config.json')  # every model has at least one of these files
 SMALL_FILES = ('*.json', '*.txt', '*.jinja', '*.model')
 WEIGHTS = 'model*.safetensors'
 IN_FOLDERS = '*/*'  # not downloaded: files in folders, such as onnx/, for other programs
@@ -54,7 +54,7 @@ def is_here(path: str) -> bool:
 
 
 def _in_cache(hub: HubPath, name: str) -> Any:
-    """Return a cached file's path; or None; another object if the hub lacks the file."""
+    """Return the path of a cached file, another object for one that the hub lacks, or None."""
     from huggingface_hub import try_to_load_from_cache
 
     return try_to_load_from_cache(hub.repository, name, revision=hub.revision, repo_type=hub.kind)

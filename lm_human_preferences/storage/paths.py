@@ -35,7 +35,7 @@ class NotFound(StorageError):
 
 
 class Remote:
-    """Parsed remote path, whose attribute `path` has the usual spelling."""
+    """Parsed remote path; its attribute `path` is the same path, spelled with az:// or hf://."""
 
     path: str
 

@@ -44,7 +44,8 @@ def _read(path: str) -> bytes:
 def _decoded(data: bytes, path: str) -> str:
     try:
         if 0 in data[:2]:  # the text is UTF-16 without a byte order mark
-            raise UnicodeDecodeError('utf-8', data, 0, 2, 'a NUL')
+            found_nul = UnicodeDecodeError('utf-8', data, 0, 2, 'a NUL')
+            raise found_nul
         return data.decode('utf-8-sig')
     except UnicodeDecodeError as e:
         raise StorageError(

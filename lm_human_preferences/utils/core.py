@@ -20,8 +20,8 @@ from lm_human_preferences.utils.option_checks import exact_div as exact_div
 from lm_human_preferences.utils.original_names import refuse
 
 MIN_TEMPERATURE = 1e-10  # lowest temperature, as in the original: 0 means greedy sampling
-LARGE_VOCABULARY = 4096  # size above which sampling draws a piece of the vocabulary first
-PIECE = 256  # tokens in a piece of the vocabulary
+LARGE_VOCABULARY = 4096  # a larger vocabulary is sampled in two draws: a range of ids, then an id
+PIECE = 256  # number of token ids in each range that is drawn from a large vocabulary
 RANK_SEED_STRIDE = 100003  # difference between the seeds of neighbouring ranks, as in the original
 
 

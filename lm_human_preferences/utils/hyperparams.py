@@ -222,7 +222,10 @@ class HParams:
         yield from ()
 
     def validate(self, *, prefix: str = '') -> None:
-        """Check values, and raise InvalidOptions for one of `problems`. prefix: see name_group."""
+        """Check all values of options; raise InvalidOptions for the first problem found.
+
+        prefix: prefix of option names, see name_group.
+        """
         if prefix:
             self.name_group(prefix)
         self.check_values()

@@ -90,7 +90,7 @@ class Logger:
         if self.directory:
             with os_errors_as(f'cannot write to {self.directory}'):
                 _event_files().purge(self.directory, step)
-        self.first_step = step  # a running TensorBoard then forgets later events
+        self.first_step = step  # tells a running TensorBoard to drop its events from this step on
 
     def is_due(self, step: int) -> bool:
         """Return whether this rank prints the numbers of `step`."""

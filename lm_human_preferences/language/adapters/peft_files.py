@@ -26,7 +26,7 @@ from lm_human_preferences.language.networks.weights import (
 
 WEIGHTS = 'adapter_model.safetensors'
 PREFIX = 'base_model.model.'  # prefix of all tensor names in PEFT's files
-ROWS = 'token_adapter.trainable_tokens_delta'  # in the names of tensors with rows of an embedding
+ROWS = 'token_adapter.trainable_tokens_delta'  # part of the name of a tensor of embedding rows
 _TABLE = re.compile(
     rf'((?P<output>{OUTPUT_LAYER.pattern})|{EMBEDDING_LAYER.pattern})'
     r'\.((base_layer\.)?(?P<whole>weight)$)?'

@@ -39,7 +39,7 @@ class SharedBase(TrainedModel):
         self.digest: str = comm.all_gather_object(digest_of(self.parameters))[0]
 
     def create(self, scalar_heads: Iterable[str], scope: str = '') -> Network:
-        """Create a network on the shared parameters. Adapters of `scope` are uninitialised."""
+        """Create a network on the shared parameters, with uninitialised adapters if trainable."""
         return self._create(scalar_heads, self.adapters.get(scope))
 
     def _create(self, scalar_heads: Iterable[str], options: LoraHParams | None) -> Network:
@@ -102,7 +102,7 @@ class Bases(dict[Any, SharedBase]):
         network: str,
         comm: Comm,
     ) -> SharedBase:
-        """Return `model` as the base of a training's adapters.
+        """Return `model` as the frozen base of a training's adapters; read its weights only once.
 
         run: --run options of the training. network: folder of the trained network in the run.
         """

@@ -56,7 +56,8 @@ class TransformersNetwork(Network):
         super().__init__(sizes)
         self.causal_lm = causal_lm.eval()
         config = causal_lm.config
-        scale = getattr(config, 'logit_scale', None)  # check_network refuses any other scale
+        # A model that scales its logits by any other setting is refused by check_network.
+        scale = getattr(config, 'logit_scale', None)
         self.logit_scale = scale or 1 / getattr(config, 'logits_scaling', 1)
         self._layers = _checkpointed_layers(causal_lm)
         # Whether the fast pass of rows.py is exact is unknown (None) until weights are loaded.
@@ -70,7 +71,7 @@ class TransformersNetwork(Network):
         return self
 
     def outputs(self, tokens: torch.Tensor, positions: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Return the last layer's outputs, by the fast pass of rows.py if exact: see Network."""
+        """Return the last layer's outputs, computed by rows.py if that agrees with transformers."""
         takes_rows = self._computes_by_rows()
         recomputes = self.gradient_checkpointing and torch.is_grad_enabled()
         for layer in self._layers:
@@ -109,7 +110,7 @@ class TransformersNetwork(Network):
         return TransformersCache(self.causal_lm.config)
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
-        """Return logits for `h`, by the whole output layer, as only that has a prepacked copy."""
+        # Multiply by the whole weight: a slice would lack the prepacked copy for fast products.
         table = self.causal_lm.get_output_embeddings().weight
         logits = precision.logits(self.scaled(h), table)[..., : self.sizes.n_vocab]
         _, bias = self.output_layer()
@@ -124,8 +125,7 @@ class TransformersNetwork(Network):
         return layer.weight[:n_vocab], None if layer.bias is None else layer.bias[:n_vocab]
 
     def takes_row_of(self, columns: int) -> bool:
-        """Return whether completions may share a row of this many columns: see Network."""
-        # Attention of some models, such as GPT-Neo, only works up to a number of columns.
+        # The attention of some models, such as GPT-Neo, takes at most n_ctx columns of tokens.
         return columns <= self.sizes.n_ctx or self._computes_by_rows()
 
     def _computes_by_rows(self) -> bool:
@@ -151,7 +151,7 @@ def _short_outputs(network: TransformersNetwork, takes_rows: bool) -> torch.Tens
     tokens = torch.arange(10).reshape(2, 5) % network.sizes.n_vocab
     mask = torch.ones(2, 5, dtype=torch.bool)
     mask[0, 2] = mask[1, 0] = False
-    columns = torch.arange(2, 4, device=device)  # columns to the right of each row's first token
+    columns = torch.arange(2, 4, device=device)  # both padded sequences begin before column 2
     network.takes_rows = takes_rows
     cache = network.new_cache(5)
     first = network.hidden(tokens[:, :4], mask[:, :4], cache, columns)

@@ -49,7 +49,7 @@ def prepare(causal_lm: Any) -> bool:
             module.__class__ = Linear
     if not _take_attention(causal_lm):
         return False
-    blocks_of(causal_lm)[-1].register_forward_pre_hook(_go_on_where_it_is_read, with_kwargs=True)
+    blocks_of(causal_lm)[-1].register_forward_pre_hook(_reduce_to_wanted_tokens, with_kwargs=True)
     return True
 
 
@@ -86,10 +86,10 @@ def outputs(
     return unpadding.pad(h[0])
 
 
-def _go_on_where_it_is_read(
+def _reduce_to_wanted_tokens(
     layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Return the last layer's arguments for only the tokens to read; None if all are to be read."""
+    """Reduce the last layer's arguments to the tokens whose outputs are wanted; None if all are."""
     rows = kwargs.get('rows')
     if rows is None or rows.read_last is None:
         return None
@@ -106,21 +106,20 @@ def _go_on_where_it_is_read(
     tokens = args[0].shape[1]
     last = replace(rows, read=rows.read_last)
 
-    def read(value: Any) -> Any:
-        """Return a per-token argument for only the tokens to read, and others unchanged."""
+    def at_wanted_tokens(value: Any) -> Any:
         if isinstance(value, tuple):
-            return tuple(read(part) for part in value)
+            return tuple(at_wanted_tokens(part) for part in value)
         if not isinstance(value, torch.Tensor) or value.shape[:2] != (1, tokens):
             return value
         return last.wanted(value[0]).unsqueeze(0)
 
     bias = take_queries(kwargs['attention_mask'], rows.read_last)
     kwargs = {
-        **{name: read(value) for name, value in kwargs.items()},
+        **{name: at_wanted_tokens(value) for name, value in kwargs.items()},
         'attention_mask': bias,
         'rows': LayerRows(Unpadding(rows.read_last.shape), bias, all_keys_values=keys_values),
     }
-    return tuple(read(value) for value in args), kwargs
+    return tuple(at_wanted_tokens(value) for value in args), kwargs
 
 
 def _attention(
@@ -146,7 +145,7 @@ def _attention(
     q, k, v = (each[0].transpose(0, 1).to(dtype) for each in (query, key, value))
     if rows.stops:
         keys, values = rows.keys_and_values(module.layer_idx, k, v)
-        raise _StoppedError('the layer ends at its attention', keys, values)
+        raise _StoppedError('the last layer was run only up to its attention', keys, values)
     if rows.all_keys_values is not None:
         q = rows.unpadding.pad(q).transpose(1, 2)
         attended = attend(q, *rows.all_keys_values, attention_mask, scaling).flatten(0, 1)

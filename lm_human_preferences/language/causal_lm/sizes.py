@@ -45,7 +45,8 @@ def _kept_numbers(causal_lm: Any) -> int:
     numbers = 4 * config.hidden_size
     for weight in blocks_of(causal_lm)[0].parameters():
         if weight.ndim > 1:
-            times = chosen if weight.ndim > 2 else 1  # weights of 3 dimensions have all experts
+            # A weight of 3 dimensions holds the matrices of all experts; a token uses some of them.
+            times = chosen if weight.ndim > 2 else 1
             numbers += times * sum(weight.shape[-2:])
     return numbers
 

@@ -64,5 +64,5 @@ def classifier_of(causal_lm: Any, head: RewardHead, n_vocab: int, name: str) -> 
             state[key] = padded  # rows of added tokens stay zero
     target.load_state_dict(state)
     model.score.weight.copy_(head.weight[None].float())
-    model.config.reward_constant = head.constant  # whoever uses the classifier must add this
+    model.config.reward_constant = head.constant  # users add this constant to the model's scores
     return model

@@ -101,7 +101,7 @@ class ChatTemplate(Contexts):
             dialogue = [{'role': messages.USER, 'content': content}]
         last = dialogue[-1]
         if len(dialogue) > 1 and last['role'] == messages.ASSISTANT and not last['content'].strip():
-            dialogue.pop()  # the policy writes an empty last answer anew
+            dialogue.pop()  # the policy writes the answer that an empty last message leaves open
         goes_on = dialogue[-1]['role'] == messages.ASSISTANT
         return self._reader.encode_whole(
             self.render(dialogue, add_generation_prompt=not goes_on, continue_final_message=goes_on)
@@ -109,7 +109,7 @@ class ChatTemplate(Contexts):
 
     @functools.cached_property
     def ends(self) -> frozenset[int]:
-        """Return a set of the first added token that the template puts after an answer, if any."""
+        """Return a set with the token by which the template ends an answer, or an empty set."""
         answer = 'lm-human-preferences'  # a text that is easy to find in the rendered dialogue
         dialogue = [
             {'role': messages.USER, 'content': 'a'},
@@ -122,7 +122,7 @@ class ChatTemplate(Contexts):
         )
 
     def problem(self, whole: Sequence[int], query: Sequence[int]) -> str | None:
-        """Return why a query has no context, or None: TOO_LONG also for a dialogue that was cut."""
+        """Return why a query has no context, or None; a dialogue that was cut is TOO_LONG, too."""
         # 16 tokens are enough to see the role with which a dialogue begins.
         if len(query) < len(whole) and messages.is_dialogue(self.encoder.decode(whole[:16])):
             return TOO_LONG
@@ -138,5 +138,5 @@ def template_of(encoder: Encoder, prefix: str, suffix: str, query_length: int) -
 def whole_texts(
     encoder: TokeniserEncoder, prefix: str, suffix: str, query_length: int
 ) -> WholeTexts:
-    """Return a maker of contexts for a tokeniser that puts a space before each text."""
+    """Return an object that makes contexts for a tokeniser that puts a space before each text."""
     return WholeTexts(encoder, prefix, suffix, query_length)

@@ -314,7 +314,7 @@ def without_prefix_space(rules: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bare(rule: Any) -> Any:
-    """Return a tokeniser's rule so that it puts no space before texts; None if nothing is left."""
+    """Remove from a tokeniser's rule any space before texts; return None if no rule remains."""
     if not isinstance(rule, dict):
         return rule
     bare = dict(rule)
