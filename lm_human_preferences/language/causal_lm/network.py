@@ -117,7 +117,7 @@ class TransformersNetwork(Network):
         return logits if bias is None else logits + bias
 
     def output_layer(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the output layer's rows for tokens of the encoding: see Network."""
+        """Return the weight and bias of the output layer, cut to the tokens of the encoding."""
         layer = self.causal_lm.get_output_embeddings()
         n_vocab = self.sizes.n_vocab
         if len(layer.weight) == n_vocab:

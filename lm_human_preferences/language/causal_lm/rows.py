@@ -28,7 +28,7 @@ OWN_ATTENTION = 'sdpa'  # sdpa, like our attention that replaces it, has no soft
 class LayerRows(Rows):
     """Layout of a batch, passed to the layers of a transformers model as the argument `rows`."""
 
-    read_last: torch.Tensor | None = None  # columns (batch, n) to read from the last layer
+    read_last: torch.Tensor | None = None  # columns (batch, n) whose outputs are wanted
     stops: bool = False  # whether attention raises _StoppedError, which ends the layer
     # The last layer runs a second time, on fewer tokens, with these keys and values of all tokens.
     all_keys_values: tuple[torch.Tensor, torch.Tensor] | None = None
