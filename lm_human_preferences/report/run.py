@@ -71,8 +71,7 @@ class Run:
         kl, score = (self.curves.get(f'objective/{name}') for name in ('kl', 'score'))
         if self.evaluation or not (kl and score):
             return self.evaluation.get('rewards', {})
-        kls, scores = list(kl.values()), list(score.values())
-        ends = [{'kl': kls[place], 'reward': scores[place]} for place in (0, -1)]
+        ends = [{'kl': kl[end(kl)], 'reward': score[end(score)]} for end in (min, max)]
         return {'reward of the training': dict(zip(('base', 'policy'), ends, strict=True))}
 
     def last(self, tag: str) -> float | None:
