@@ -80,7 +80,7 @@ def test_queries_to_be_learned_from_are_of_the_training_part(tmp_path, monkeypat
     options = f'--count 3 --task.query_dataset {tmp_path}/x.jsonl'
     for more, text, part in (('', 'abc', 'training'), ('--against run', 'xyz', 'test')):
         printed = ask(tmp_path / part, f'{options} {more}')
-        assert f', the {part} part: 1 of 1 texts are used' in printed
+        assert f', the {part} split: 1 of 1 texts are used' in printed
         questions = questions_of(tmp_path / part)
         queries = {tuple(question.tokens()['query']) for question in questions}
         assert queries == {tuple(encodings.Test.get_encoder().encode(text))}
