@@ -262,7 +262,7 @@ def options_of_resume() -> dict[str, dataclasses.Field]:
 
 
 def recorded_run(save_dir: str) -> tuple[str, str]:
-    """Return a run's command, train_policy if it trained two models, and its local directory."""
+    """Return the command that started a run, and the directory of the run on this machine."""
     directory = run_dir.fetch_run_dir(save_dir)
     names = {command: run_files.COMMANDS[command].settings for command in TRAININGS}
     missing = ' or '.join(names.values())

@@ -48,7 +48,7 @@ def disk_errors_reported() -> Iterator[None]:
 
 @contextlib.contextmanager
 def os_errors_as(failure: str, fix: str = '', kind: type[UserError] = UserError) -> Iterator[None]:
-    """Raise `kind`, with `failure`, the reason and `fix` as text, for an OSError in the block."""
+    """Turn an OSError in the block into a UserError that says what failed, why, and the fix."""
     try:
         yield
     except OSError as e:

@@ -134,7 +134,7 @@ def _commit(directory: str, keep: Sequence[str]) -> None:
 
 def _delete(directory: str, names: Collection[str]) -> None:
     """Delete the files of the checkpoints `names`, and partial files of killed processes."""
-    # Sorting deletes resume.json last: by it, a later save finds files that a killed one has left.
+    # Sorted names put resume.json last: until it is deleted, the next save can finish a deletion.
     for file in sorted(os.listdir(directory)):
         match = FILE.fullmatch(file)
         if LEFTOVER.fullmatch(file) or (match and match[1] in names):

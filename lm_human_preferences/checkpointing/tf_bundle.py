@@ -41,7 +41,7 @@ MAX_RANK = 64  # largest number of dimensions of a numpy array
 VARINT, BYTES, FIXED32 = 0, 2, 5  # wire types of protocol buffers that occur in checkpoints
 # An entry is `sliced` if its variable is partitioned, so that its pieces have keys of their own.
 _Entry = collections.namedtuple('_Entry', 'dtype shape shard offset size crc sliced')
-# Limit in bytes for an index, also when decoded; that of GPT-2 1558M with Adam takes 1/40 of it.
+# Limit in bytes for an index, on disk and decoded; GPT-2 1558M with Adam takes 1/40 of the limit.
 MAX_SIZE = 1 << 23
 INDEX_IS_TOO_LARGE = f'the index takes more than {MAX_SIZE >> 20} MiB'
 MAGIC = bytes.fromhex('57fb808b247547db')

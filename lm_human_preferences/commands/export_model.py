@@ -28,11 +28,11 @@ from lm_human_preferences.reward_sources.loading import saved_model
 from lm_human_preferences.runs import run_files
 
 CardWriter = Callable[..., None]  # function that writes the model card into a directory
-RESPONSES = 'texts'  # subfolder for the tokeniser of responses, if a head is exported
+RESPONSES = 'texts'  # subfolder for a tokeniser that encodes responses as in a head's training
 
 
 def export(model_dir: str, output_dir: str, form: str = 'model') -> None:
-    """Save a model and its card for transformers, or with form 'adapter' for PEFT."""
+    """Save a model and its card for transformers; if `form` is 'adapter', save both for PEFT."""
     import transformers
 
     # Progress bars would clutter redirected output.

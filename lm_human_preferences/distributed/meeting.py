@@ -229,7 +229,7 @@ def interfaces() -> dict[str, str]:
 def reachable(addresses: Sequence[str], port: int) -> str:
     """Return the first of rank 0's addresses that accepts connections; UserError if none does."""
     own = interfaces()
-    # Skip rank 0's addresses that this host also has: a container bridge stays on its host.
+    # An address that rank 0 and this host both have, such as docker0's, leads back to this host.
     foreign = [address for address in addresses if address not in own]
     for address in foreign or addresses:
         if _answers(address, port):

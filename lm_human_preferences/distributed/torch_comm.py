@@ -101,7 +101,7 @@ class TorchComm(Comm):
         """Return the `value` of every rank; see `encode` for possible types."""
         message = bytearray(encode(value))
         lengths = self._all_gather(torch.tensor([len(message)]))
-        padded = message.ljust(int(max(lengths)))  # JSON allows spaces at the end
+        padded = message.ljust(int(max(lengths)))  # JSON decoders ignore the spaces of this padding
         values = []
         for received in self._all_gather(torch.frombuffer(padded, dtype=torch.uint8)):
             values.append(decode(received.numpy().tobytes()))

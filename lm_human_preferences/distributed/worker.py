@@ -35,7 +35,7 @@ def become_rank() -> None:
     stdout.reconfigure(line_buffering=True)
     terminal = os.environ.get(launch_methods.TERMINAL)
     if terminal is not None:
-        streams.mute_notes(True)  # the program that started mpiexec has printed the notes
+        streams.mute_notes(True)  # the process that started mpiexec has printed the same notes
     if terminal == 'True':
         sys.stderr.isatty = lambda: True
         os.dup2(streams.STDERR, streams.STDOUT)  # one stream keeps lines and progress bars in order

@@ -11,7 +11,7 @@ from lm_human_preferences.evaluation.optimum import ROUNDING
 
 FEW_SAMPLES = 10  # fewest effective samples from which the best possible reward is estimated
 FEWEST_FOR_SHARE = 30  # fewest queries to estimate how much of the possible reward gain is reached
-MOST_REPEATS = 0.5  # largest fraction of equal samples at which the best reward is estimated
+MOST_REPEATS = 0.5  # largest fraction of samples that may be the same response in an estimate
 
 Points = dict[str, dict[str, torch.Tensor]]  # {compared policy: {statistic: values (queries,)}}
 

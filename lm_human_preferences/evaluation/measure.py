@@ -47,7 +47,7 @@ class Responses(NamedTuple):
     ref_logprobs: torch.Tensor
     logprobs: torch.Tensor
     scores: dict[str, torch.Tensor]
-    repeats: float = 0.0  # fraction of samples equal to their query's mode; 0 if not sampled
+    repeats: float = 0.0  # fraction of samples that are their query's most frequent response
 
 
 def load_models(save_dir: str, source: RewardSource, judge: str | None = None) -> Models:

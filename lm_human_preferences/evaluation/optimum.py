@@ -139,7 +139,7 @@ def best_of_n(
 
 
 def standard_error(values: torch.Tensor) -> torch.Tensor:
-    """Return the standard error of the mean of independent `values (queries, ...)`: (...)."""
+    """Return the standard error of the mean over queries of independent `values (queries, ...)`."""
     if len(values) < 2:
         return values.new_full(values.shape[1:], math.nan, dtype=torch.float64)
     return values.double().std(0) / math.sqrt(len(values))
@@ -165,13 +165,14 @@ def effective_samples(ref_logprobs: torch.Tensor, rewards: torch.Tensor, beta: f
 
     For one query this is n = 1 / sum(w^2), where w are the weights of its samples under pi* at
     `beta` > 0. Since the error of log Z is about 1 / (2 n), the result is the harmonic mean over
-    queries, weighted by their gains: the worst query that has a gain decides.
+    queries, weighted by their gains: the worst query that has a gain decides. If no policy can gain
+    any reward, the result is the number of samples.
     """
     rewards = rewards.double()
     weights = (ref_logprobs.double() + rewards / beta).softmax(-1)
     gains = (weights * rewards).sum(-1) - expected(ref_logprobs, rewards)
     if gains.max() <= ROUNDING * rewards.abs().max():
-        return float(rewards.shape[-1])  # all samples count, as no policy can gain any reward
+        return float(rewards.shape[-1])
     gains = gains.clamp(min=0)
     return (gains.sum() / (gains * weights.square().sum(-1)).sum()).item()
 

@@ -23,7 +23,8 @@ BEST_OF = (4, 16)
 BEST_OF_N = 'best_of_'  # prefix of the names of best-of-n policies in an evaluation's results
 JUDGE = 'judge'  # name of the reward given by --judge in an evaluation's results
 FRONTIER = 'frontier'  # key of the best possible rewards by KL in an evaluation's results
-BY_REWARD_MODEL = '_by_reward_model'  # suffix of best_of_N whose sample the reward model chooses
+# suffix of the name of a best-of-n policy whose samples the reward model chooses
+BY_REWARD_MODEL = '_by_reward_model'
 REWARD_MODEL, CLASSIFIER, FUNCTION = 'reward model', 'classifier', 'reward function'
 COLUMNS = {
     'kl': 'KL',

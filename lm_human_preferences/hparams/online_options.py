@@ -30,7 +30,7 @@ class Schedule:
     ahead: int = 0
 
     def _progress(self, step: int) -> int:
-        """Return the fraction of non-initial labels that are due before `step`, times steps^2."""
+        """Return the fraction of non-initial labels due by `step`, as an integer: times steps^2."""
         return self.steps**2 - (self.steps - step) ** 2
 
     def labels_at(self, step: int) -> int:
@@ -106,7 +106,7 @@ class OnlineHParams(hyperparams.HParams):
         return self.source == PEOPLE
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that `initial` <= `labels`, and that only simulated labellers make an `error`."""
+        """Check that `initial` <= `labels`, and that no `error` rate is set if people answer."""
         yield (
             self.initial is not None and self.initial > self.labels,
             '{initial=} is more than {labels=}',

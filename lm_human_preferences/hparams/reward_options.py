@@ -200,7 +200,7 @@ class HParams(hyperparams.HParams):
             and self.normalize_samples == self.rollout_batch_size == 1,
             '{normalize_samples=} with {rollout_batch_size=}: one has no deviation; use more',
         )
-        # If num_train is None, the last batch may be smaller; a head is fitted without batches.
+        # A network that trains on a given number of labels needs a whole number of batches.
         if self.labels.num_train is not None and not self.is_head:
             check_multiple(
                 self.labels.num_train,

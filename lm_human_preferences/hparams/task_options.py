@@ -28,7 +28,7 @@ class PolicyHParams(hyperparams.HParams):
     )
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that adapters have a base model that is the same at every start."""
+        """Check that adapters are not for 'test', a model that is random whenever it is loaded."""
         yield (
             self.lora is not None and self.initial_model == 'test',
             '{lora} needs a base that stays the same: {initial_model=} is random each time',

@@ -197,7 +197,7 @@ class ScalarComparison(_Number):
         return 1 if value > 0 else 0
 
     def moved(self, value: float, places: Sequence[int]) -> float:
-        """Return the difference, negated if the two samples have changed places."""
+        """Return the difference between two samples, negated if the samples have changed places."""
         return value if places[0] == 0 else -value
 
     def matches(self, value: float, right: float) -> bool:
@@ -222,7 +222,7 @@ class ScalarComparison(_Number):
         return (1 + difference.sign() * labels['difference'].sign()).double() / 2
 
     def target_scales(self, labels: dict[str, torch.Tensor]) -> torch.Tensor | None:
-        return labels['difference'] / 2  # half of each difference, as in the original
+        return labels['difference'] / 2  # the original halves the difference between samples, too
 
 
 def get(name: str) -> LabelType:

@@ -31,7 +31,7 @@ class Control:
     template: str  # layout on the page: 'choose', a button per sample, or 'scale', a row of numbers
     choices: int  # how many numbers a labeller can choose from
     meaning: str  # text for the labeller's help: what the numbers mean
-    keys: int = 1  # how many keys to press for one answer, each with another number
+    keys: int = 1  # how many different numbers a labeller presses for one answer
     first: int = 1  # lowest number that a labeller can choose
     title: str = ''  # heading above a scale of numbers
     ends: tuple[str, str, str] = ('', '', '')  # texts at a scale's lowest, middle, highest number

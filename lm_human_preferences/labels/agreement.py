@@ -89,7 +89,7 @@ def wilson_interval(successes: float, n: float) -> tuple[float, float]:
 
 
 def in_words(low: float, high: float) -> str:
-    """Return a phrase for an interval and its assumptions; (0, 1) stands for no interval."""
+    """Describe the 95 % confidence interval from `low` to `high` in words; 0 to 1 means unknown."""
     if (low, high) == (0, 1):
         return f'no interval: ask about at least {student.FEWEST} queries, of similar weight'
     ends = f'{100 * low:.1f} to {100 * high:.1f} %'

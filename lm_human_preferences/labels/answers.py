@@ -28,8 +28,8 @@ BAD = 'bad'  # field of an answer: true for a tie because all samples are bad
 IMPORTED = 'imported'  # field of an answer: true if it was imported from another tool
 SIMULATED = 'simulated'  # field of an answer: true if a simulated labeller gave it
 UNNAMED = 'imported'  # name of the labeller if imported answers name nobody
-GIVEN_BY = 'labeller'  # field of a label in a file of texts: name of its labeller
-ID = 'id'  # field of a label in a file: its id in another tool
+GIVEN_BY = 'labeller'  # field with the name of a label's labeller, in labels as texts
+ID = 'id'  # field with the id that a label has in another tool
 GIVEN_ID = 'given_id'  # field of a question or answer: id of the label it was imported from
 
 
@@ -45,7 +45,7 @@ def files_of(folder: str) -> list[Path]:
             f'{folder} is a link to a folder elsewhere, in which answers would be written: put the'
             ' folder itself in its place'
         )
-    # Short names come first, as people's copies of a file have longer names.
+    # Short names come first, so that anna.jsonl is read before a copy such as anna-copy.jsonl.
     return sorted(Path(folder).glob('*.jsonl'), key=lambda file: (len(file.stem), file.stem))
 
 

@@ -193,7 +193,7 @@ class LabelFolder:
     def as_labels(
         self, answers: Iterable[Answer], as_text: bool = False
     ) -> Iterator[dict[str, Any]]:
-        """Yield each answer as a label {field: value} of a label file, with any imported id.
+        """Yield answers as labels {field: value} for a file; imported labels keep their ids.
 
         as_text: whether to add the fields GIVEN_BY and BAD.
         """
@@ -243,7 +243,7 @@ def _parse_question(record: dict[str, Any], label_type: LabelType) -> Question:
     gold = record['gold']
     if gold is not None and not label_type.is_valid(gold):
         raise ValueError(f'gold must be {label_type.expected}, not {gold!r:.80}')
-    tokens: dict[str, Any] = {}  # damaged token ids do not match the question's id, their digest
+    tokens: dict[str, Any] = {}
     for field in ('query', *label_type.samples):
         tokens[field] = record.get(field)
     if question_id(tokens) != record['id']:

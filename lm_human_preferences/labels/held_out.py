@@ -44,10 +44,10 @@ def _numbered(subjects: Sequence[str]) -> torch.Tensor:
 def _subjects(
     labels: Labels, label_type: LabelType, name_of: Callable[[torch.Tensor], str]
 ) -> list[str]:
-    """Return each label's subject: the name of its query, or of a group with shared responses.
+    """Return the name of each label's group: labels that share a query or, without one, responses.
 
-    Labels that share a response, such as the pairs of one ranking, depend on each other. They get
-    one subject, which has the alphabetically first of their names. name_of: function from token ids
+    Labels that share a response, such as the pairs of one ranking, depend on each other. They are
+    one group, which has the alphabetically first of their names. name_of: function from token ids
     to a name.
     """
     roots: dict[str, str] = {}
@@ -87,7 +87,7 @@ def parted(
     """Split labels into (held-out labels, others). share: fraction of the queries to hold out."""
     chosen = []
     for subject in _subjects(labels, label_type, functools.partial(_text, encoder=encoder)):
-        # A number from 0 to 1 that looks random, but depends only on the subject.
+        # The digest of a query, or of a response without a query, becomes a number from 0 to 1.
         digest = hashlib.sha256(b'held out' + subject.encode(errors='replace')).digest()
         chosen.append(int.from_bytes(digest[:6], 'big') / 2**48 < share)
     mask = torch.tensor(chosen, dtype=torch.bool)

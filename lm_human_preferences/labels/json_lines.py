@@ -50,10 +50,10 @@ def as_object(value: Any, where: str) -> dict[str, Any]:
 class Writer:
     """Exclusive writer of a file; it creates a missing file and removes an unfinished last line.
 
-    other: end of the UserError if the file is in use: what another process does with the file.
+    what_another_does: end of the UserError if another process is using the file.
     """
 
-    def __init__(self, path: str, other: str) -> None:
+    def __init__(self, path: str, what_another_does: str) -> None:
         self.path = path
         self._unwritable = f'{path} cannot be written'
         is_new = not os.path.exists(path)
@@ -62,7 +62,7 @@ class Writer:
             try:
                 self.file = storage.open_locked(path, storage.open_private)
             except BlockingIOError:
-                raise UserError(f'{path} is in use: {other}') from None
+                raise UserError(f'{path} is in use: {what_another_does}') from None
             self.file.seek(0)
             content = self.file.read()
             end = content.rfind(b'\n') + 1

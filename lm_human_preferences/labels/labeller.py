@@ -117,7 +117,7 @@ class Labeller(Writer):
         answer = next(reversed(kept.values()), None) if uuid is None else given.get(uuid)
         if answer is None or answer.labeller != self.name:
             return None
-        if answer.uuid not in kept:  # the page has sent one request to undo twice
+        if answer.uuid not in kept:  # an earlier copy of this request has taken back the answer
             return answer
         if answer.line <= self.folder.lines_used(self.name):
             raise Refused('That answer stays: the reward model has learned from it')
@@ -125,6 +125,6 @@ class Labeller(Writer):
         return answer
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Append records to the file; the log then reads and checks them like any other lines."""
+        """Append records to the labeller's file, then read the new lines back and check them."""
         super().append(records)
         self.log.refresh()

@@ -76,7 +76,7 @@ def _by_tokens(
     named: Sequence[Named],
     too_long: str,
 ) -> tuple[Iterator[Scores], list[str]]:
-    """Return the scores that a model of tokens gives to the responses, and notes for the user."""
+    """Return scores of responses by a reward model that reads tokens, and notes for the user."""
     saved = saved_model(run)
     tokeniser = Tokeniser(saved.encoding, _task_of(run), too_long, option='--too_long')
     pairs: list[Pair | None] = []

@@ -1,1 +1,1 @@
-"""Report on a folder of labels: counts, disagreements, and intervals of all figures."""
+"""Report on a folder of labels: counts, disagreements, and 95 % confidence intervals."""

@@ -53,7 +53,7 @@ def _moved(label: TextLabel, asked: Tokens, label_type: LabelType) -> TextLabel:
         places = []
         for name in label_type.samples:
             places.append(left.index(label.tokens[name]))
-            left[places[-1]] = []  # an index is used once, even if samples have the same tokens
+            left[places[-1]] = []  # two samples with the same tokens get different places
         answer = label_type.moved(answer, places)
     return dataclasses.replace(label, answer=answer, tokens=asked)
 

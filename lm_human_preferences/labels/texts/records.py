@@ -32,7 +32,7 @@ from lm_human_preferences.labels.texts.preferences import PAIR, preference
 from lm_human_preferences.runs.run_files import LABELLER
 from lm_human_preferences.storage.schema import matches_schema
 
-TEXT_FIELDS = ('query', 'sample', 'sample0')  # fields that hold strings if a label has texts
+TEXT_FIELDS = ('query', 'sample', 'sample0')  # fields that hold strings, or else lists of token ids
 EXAMPLES = 'examples/labels has programs that convert formats of other tools'
 Tokens = dict[str, list[int]]
 
