@@ -21,7 +21,7 @@ from lm_human_preferences.utils.original_names import refuse
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
 
-USED, CUT = 'used', 'cut'  # a query is the whole text (used), or a part of the text (cut)
+USED, CUT = 'used', 'cut'  # how a text becomes a query: the whole text is used, or it is cut
 COUNTED_CHARACTERS = 4_000_000  # GPT-2's encoder needs about a second for 4 million characters
 
 
@@ -54,7 +54,7 @@ class QueryRules:
                 start = end = None
         else:
             tokens = _label_query(text, self.encoder)
-            start = None  # a label's query already begins after its start token
+            start = None  # text up to the start token is already removed from a label's query
         begun = tokens
         if start is not None:
             if start not in tokens:

@@ -1,1 +1,1 @@
-"""Adapters (LoRA): low-rank updates of linear layers whose weights stay frozen; PEFT's files."""
+"""Adapters (LoRA), low-rank updates of linear layers with frozen weights, and their PEFT files."""

@@ -31,7 +31,7 @@ _TABLE = re.compile(
     rf'((?P<output>{OUTPUT_LAYER.pattern})|{EMBEDDING_LAYER.pattern})'
     r'\.((base_layer\.)?(?P<whole>weight)$)?'
 )
-SAVED = 'modules_to_save.'  # part of the name of a second copy that PEFT saves of an enlarged layer
+SAVED = 'modules_to_save.'  # in the names of the second copy that PEFT saves of an enlarged layer
 TOLERANCE = 1e-4  # largest change of a logit by merging, relative to the largest logit
 MOST_REPEATS = 5  # limit of repetitions in a regex for layer names; 8 can take 15 s to match
 _OF_PROMPTS = ('PROMPT_TUNING', 'MULTITASK_PROMPT_TUNING', 'P_TUNING', 'PREFIX_TUNING')
@@ -49,7 +49,7 @@ def merged(directory: str, model: Any) -> Any:
     import peft  # importing peft takes seconds
 
     with explained(path, ': PEFT cannot merge it'):
-        warnings.simplefilter('ignore')  # PEFT warns of faults that the code below refuses
+        warnings.simplefilter('ignore')  # faults that PEFT only warns of raise UserError below
         if 'vocab_size' in changes:
             model.resize_token_embeddings(changes['vocab_size'], mean_resizing=False)
         adapted = peft.PeftModel.from_pretrained(model, folder).eval()

@@ -53,7 +53,7 @@ class SharedBase(TrainedModel):
         return network
 
     def create_like(self, saved: TrainedModel, scalar_heads: Iterable[str], scope: str) -> Network:
-        """Create a network to load `saved` into, on this base if `saved` was trained on it, too."""
+        """Create a network for loading `saved`, on this base model if `saved` has the same base."""
         of_saved = record.read(saved.savedir)
         if of_saved is None or of_saved.digest != self.digest:
             return saved.create(scalar_heads)

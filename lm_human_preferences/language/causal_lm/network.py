@@ -16,7 +16,7 @@ from lm_human_preferences.language.networks.weights import CAUSAL_LM
 from lm_human_preferences.machine import precision
 from lm_human_preferences.utils.core import index_each
 
-ROWS_TOLERANCE = 1e-3  # largest relative difference of the fast pass from transformers' outputs
+ROWS_TOLERANCE = 1e-3  # accepted difference from transformers' outputs, relative to the largest
 
 
 class OwnNames:
@@ -136,7 +136,7 @@ class TransformersNetwork(Network):
 
 @torch.no_grad()
 def rows_are_exact(network: TransformersNetwork) -> bool:
-    """Return whether the fast pass of rows.py has the outputs of transformers, in float32."""
+    """Return whether the fast forward pass of rows.py gives the same outputs as transformers."""
     try:
         with precision.plain():
             by_rows, own = (_short_outputs(network, takes_rows) for takes_rows in (True, False))
@@ -151,7 +151,7 @@ def _short_outputs(network: TransformersNetwork, takes_rows: bool) -> torch.Tens
     tokens = torch.arange(10).reshape(2, 5) % network.sizes.n_vocab
     mask = torch.ones(2, 5, dtype=torch.bool)
     mask[0, 2] = mask[1, 0] = False
-    columns = torch.arange(2, 4, device=device)  # both padded sequences begin before column 2
+    columns = torch.arange(2, 4, device=device)  # both sequences have real tokens before column 2
     network.takes_rows = takes_rows
     cache = network.new_cache(5)
     first = network.hidden(tokens[:, :4], mask[:, :4], cache, columns)

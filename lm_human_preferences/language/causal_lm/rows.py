@@ -94,7 +94,7 @@ def _reduce_to_wanted_tokens(
     if rows is None or rows.read_last is None:
         return None
     recomputes = layer.training
-    layer.training = False  # running up to the attention needs no gradient checkpointing
+    layer.training = False  # no gradient checkpointing while the layer runs up to its attention
     try:
         layer.forward(*args, **{**kwargs, 'rows': replace(rows, stops=True)})
     except _StoppedError as stopped:

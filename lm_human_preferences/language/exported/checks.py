@@ -1,4 +1,4 @@
-"""Checks that transformers, loading an exported model as its card says, computes the same."""
+"""Checks that transformers computes the expected tokens and outputs from an exported model."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 
 from lm_human_preferences.errors import UserError
 
-# Query and response of a check, whose words are in every encoding.
+# Every encoding has the words of this query and response, by which exported models are checked.
 QUERY, RESPONSE = 'the film was', ' good'
 TOLERANCE = 1e-3  # largest difference from the expected outputs, relative to the largest of them
 

@@ -243,7 +243,7 @@ class Rows:
         v: torch.Tensor,
         scale: float | None = None,
     ) -> torch.Tensor:
-        """Return attention outputs at the columns `self.read`. q, k, v: (tokens, heads, d) each."""
+        """Return the attention outputs of the wanted tokens. q, k, v: (tokens, heads, d) each."""
         if self.is_causal and precision.attends_without_padding(q):
             if self.cache is not None:
                 self.keys_and_values(layer, k, v)

@@ -135,7 +135,7 @@ def is_own(config: Any, n_vocab: int) -> bool:
         return False
     width = config.get('n_embd', 768)
     if not isinstance(width, int):
-        return True  # load_config reports that n_embd is no integer.
+        return True  # load_config will report a width that is no integer.
     name_of_vocabulary, tokens = HUGGING_FACE_SIZES['n_vocab']
     return (
         config.get(name_of_vocabulary, tokens) == n_vocab

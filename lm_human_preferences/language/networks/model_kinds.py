@@ -59,7 +59,7 @@ def is_classifier(directory: str) -> bool:
     if storage.is_remote(directory) and not storage.is_hub(directory):
         return False
     if is_model(directory):
-        return False  # this program or the original saved the model
+        return False  # no model that this program or the original saves is a classifier
     path = storage.join(directory, CONFIG_FILE)
     return storage.exists(path) and is_of_classifier(storage.read_json(path))
 

@@ -86,7 +86,7 @@ class Networks:
         """
         own = sizes.own_parameters()
         is_cpu, is_reduced = device.type == 'cpu', run.precision == 'bf16'
-        # Retraining needs moments of its own, beside those of the networks that learn.
+        # Retraining networks between steps takes one more set of gradients and of Adam's moments.
         learning = len(self.learning) + bool(self.retrained)
         number = HALF if is_reduced else FLOAT
         of_a_weight = FLOAT + HALF if is_reduced else FLOAT  # bf16 adds a copy of each weight
@@ -96,7 +96,7 @@ class Networks:
         rows = min(micro_batch_size or rows, rows)
         kept = sizes.kept_numbers
         if is_cpu:
-            kept += sizes.n_head * tokens  # A CPU also keeps the attention weights.
+            kept += sizes.n_head * tokens  # A CPU also keeps attention weights for the gradients.
         block = number * rows * tokens * kept
         blocks = block * (sizes.n_layer if learning else 1)
         if run.gradient_checkpointing:
@@ -106,7 +106,7 @@ class Networks:
 
 
 REWARD_NETWORKS = Networks(learning=('reward_model',), frozen=('ref_policy',))
-# These are the networks of a policy's training without the networks of its reward.
+# POLICY_NETWORKS leaves out the networks that compute the rewards of the policy.
 POLICY_NETWORKS = Networks(learning=('policy',), frozen=('ref_policy',))
 
 

@@ -71,7 +71,7 @@ class OnCPU(torch.autograd.Function):
         low = ctx.gradient_type
         gradient = gradient.unsqueeze(1)
         h_low = h.to(low)
-        d_h = gradient * weight[labels]  # gradient through the one-hot label
+        d_h = gradient * weight[labels]  # part of the gradient of `h` from the one-hot labels
         d_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         for start in range(0, len(weight), OnCPU.COLUMNS):
             piece = slice(start, start + OnCPU.COLUMNS)
@@ -90,7 +90,7 @@ class OnGPU(torch.autograd.Function):
     OnCPU would launch many small kernels on a GPU.
     """
 
-    ROWS = 2048  # rows per softmax, so that its copies take little memory
+    ROWS = 2048  # largest number of rows whose softmax is computed at once, to save memory
     ALIGNED = 64  # Columns are padded to a multiple of 64 for fast matrix products.
 
     @staticmethod

@@ -65,7 +65,7 @@ class Contexts(ABC):
 
 
 class WholeTexts(Contexts):
-    """Contexts that are prefix, query and suffix encoded as one text, with a space before it."""
+    """Contexts that join prefix, query and suffix into one text, with a space before the text."""
 
     def _context(self, query: tuple[int, ...]) -> list[int]:
         text = f'{self.prefix}{self.encoder.decode(query)}{self.suffix}'

@@ -314,7 +314,7 @@ def without_prefix_space(rules: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bare(rule: Any) -> Any:
-    """Remove from a tokeniser's rule any space before texts; return None if no rule remains."""
+    """Return a tokeniser's rule without its space before texts; None if nothing else remains."""
     if not isinstance(rule, dict):
         return rule
     bare = dict(rule)
