@@ -27,7 +27,7 @@ def each(*xs: Sequence[Trial]) -> list[Trial]:
 
 
 def label(descriptor: str | int) -> list[Trial]:
-    """Return one trial that sets nothing, but adds its descriptor to the name of the run."""
+    """Return a list of one trial, which only adds `descriptor` to the name of the run."""
     return bind(None, None, descriptor)
 
 

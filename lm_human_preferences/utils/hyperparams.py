@@ -105,7 +105,7 @@ class HParams:
         return f'{self.option_name(name)} {operator.attrgetter(name)(self)}'
 
     def override_from_json_file(self, filename: str) -> None:
-        """Override fields from a JSON file (path or URL), and check them; or UserError."""
+        """Override fields from a JSON file (path or URL); UserError if the file is not valid."""
         nested = storage.read_json(filename)
         with reading(filename):
             self.override_from_nested_dict(nested, keep_unknown=True)
@@ -218,7 +218,10 @@ class HParams:
         return found
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Yield (whether a problem exists, message); {x} in a message means --x, {x=} --x VALUE."""
+        """Yield pairs: whether a problem exists, and the message about it.
+
+        In a message, {x} stands for the option --x, and {x=} for the option with its value.
+        """
         yield from ()
 
     def validate(self, *, prefix: str = '') -> None:
@@ -234,8 +237,8 @@ class HParams:
                 value.validate()
         for applies, message in self.problems():
             if applies:
-                complaint = re.sub(r'\{([\w.]+)(=?)\}', self._named, message)
-                raise InvalidOptions(complaint)
+                message_with_options = re.sub(r'\{([\w.]+)(=?)\}', self._named, message)
+                raise InvalidOptions(message_with_options)
 
     def _named(self, match: re.Match[str]) -> str:
         return self.setting(match[1]) if match[2] else self.option_name(match[1])

@@ -30,12 +30,11 @@ def check_multiple(total: int, name: str, factors: Mapping[str, int], otherwise:
     part = math.prod(factors.values())
     below = total - total % part
     if below != total:
-        parts = ' x '.join(f'{factor} {number}' for factor, number in factors.items())
+        product = ' x '.join(f'{factor} {number}' for factor, number in factors.items())
+        product += f' = {part}' if len(factors) > 1 else ''
         near = f'{below} or {below + part}' if below > 0 else below + part
-        raise UserError(
-            f'{name} {total} is not a multiple of {parts}{f" = {part}" * (len(factors) > 1)}: use'
-            f' {near}{otherwise}'
-        )
+        advice = f'use {near}{otherwise}'
+        raise UserError(f'{name} {total} is not a multiple of {product}: {advice}')
 
 
 def check_accepted(name: str, marks: Mapping[str, Any], value: Any) -> None:

@@ -84,6 +84,6 @@ def render(tokeniser: Any, dialogue: Sequence[Mapping[str, str]], **settings: An
     template = {'chat_template': tokeniser.get_chat_template(), **tokeniser.special_tokens_map}
     found = _answer(json.dumps([list(dialogue), {**template, **settings}], default=str))
     if 'error' in found:
-        complaint = found['error']
-        raise TemplateError(complaint)
+        error_of_the_chat_template = found['error']
+        raise TemplateError(error_of_the_chat_template)
     return found['text']

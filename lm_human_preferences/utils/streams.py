@@ -60,7 +60,7 @@ def _escape_controls(stream: Any, *, has_bars: bool) -> None:
     write = stream.write
 
     def write_escaped(text: str) -> int:
-        """Write `text` with its control characters escaped, except movements of progress bars."""
+        """Write `text`, but escape control characters other than cursor moves of progress bars."""
         foreign = text
         if has_bars:
             foreign = _MOVES_OF_BARS.sub('', text, count=1)
