@@ -317,7 +317,7 @@ def make_query_sampler(
 def query_columns(
     hparams: TaskHParams, encoder: Encoder
 ) -> dict[tuple[int, ...], Mapping[str, Any]]:
-    """Return the columns of the user's data set, by the tokens of each padded query.
+    """Return a dict from the tokens of each padded query to its columns in the user's data set.
 
     Built-in data sets have none: {}. UserError if records with the same query differ in columns.
     """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lm_human_preferences.language.trained_models import TrainedModel
 
 # Responses to a query are concatenated into one row, so that the query is computed only once.
-# More responses in a row are not faster, as attention also multiplies tokens across responses.
+# Longer rows are not faster, as attention also computes scores between different responses.
 MOST_IN_A_ROW = 8
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # A ScoreFn takes queries (batch, query_length) and responses (batch, response_length).
 # A ScoreFn returns scores (batch,), truncated responses and statistics {'score': scores}.
 # A reward head on hidden states adds standard deviations, 'score_std' (batch,), to the statistics.
-# A reward head on hidden states needs a third argument, 'states' of Policy.analyze_responses.
+# A ScoreFn with a reward head also takes the hidden states from Policy.analyze_responses.
 ScoreFn = Callable[
     ...,
     tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]],

@@ -62,7 +62,7 @@ def unfinished(plan: Plan, comm: Comm) -> list[TrainReward]:
     """Return the unfinished trainings of reward models; announce the finished ones."""
     left = []
     for phase in plan.rewards:
-        # Rank 0 decides, because other hosts may not see its files.
+        # Rank 0 decides which trainings are finished: other hosts may not see the run's files.
         if not phase.run.resume or not comm.all_gather_object(phase.is_finished())[0]:
             left.append(phase)
         elif comm.rank == 0:
@@ -72,7 +72,7 @@ def unfinished(plan: Plan, comm: Comm) -> list[TrainReward]:
 
 
 def train_models(run: session.Run, left: Sequence[TrainReward]) -> Prediction | None:
-    """Train the reward models that are `left`, one after another, or resume the first.
+    """Train the unfinished reward models in `left`, one after another; the first may be resumed.
 
     Only one model at a time has gradients and moments. Return the held-out accuracy; None without
     held-out labels.
@@ -167,7 +167,7 @@ def logger_of(phase: TrainReward, comm: Comm) -> Logger:
 
 def _measure_mean(phase: TrainReward, held_out: Labels | None, step: int, comm: Comm) -> Prediction:
     """Log and return the accuracy of an ensemble's mean, on rank 0."""
-    from lm_human_preferences.reward_sources import loading  # this loads all kinds of rewards
+    from lm_human_preferences.reward_sources import loading  # imported only if needed
 
     settings, directory = phase.settings, phase.settings.run.directory
     assert directory is not None and held_out is not None

@@ -78,7 +78,7 @@ def control_groups(cgroups: Path = CGROUPS, memberships: Path = MEMBERSHIPS) -> 
     lines = memberships.read_text(encoding='utf-8').splitlines() if memberships.exists() else []
     for line in lines:
         if line.startswith('0::'):
-            # In a container, the group's files may be in the root folder, not in the named folder.
+            # In a container, the files of the process's control group may be in `cgroups` itself.
             group = cgroups / line.removeprefix('0::').lstrip('/')
             yield from (each for each in (group, *group.parents) if each.is_relative_to(cgroups))
 

@@ -35,7 +35,7 @@ class Kernels:
     library: Library = 'default'
     reduced: torch.dtype | None = None  # dtype of layers' products; None: the weights' dtype
     prepack: Callable[[torch.Tensor], torch.Tensor] | None = None  # puts weights in oneDNN's order
-    # Only frozen weights, and only for these numbers of input rows, are prepacked; None: no limits.
+    # row counts of inputs for which frozen weights are prepacked; None: all weights, all inputs
     prepacked_rows: range | None = None
     fuses_attention: bool = True
     flash_attention: bool = False  # whether a GPU computes attention without padding, in bf16
@@ -202,7 +202,7 @@ def logits(h: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 def times_vocabulary(h: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Return the same product as `logits`, without a prepacked copy of `table`."""
+    """Return `h` times `table` transposed, as `logits` does, but without a copy of `table`."""
     words = _kernels.vocabulary_piece
     rows = h.flatten(0, -2)
     if words is None or torch.is_grad_enabled() or len(rows) == 1:
@@ -286,5 +286,5 @@ def prepacked_rows(processor: Processor, library: Library) -> range:
 
 def select_library(library: Library) -> None:
     """Make `library` multiply this process's float32 matrices on the CPU."""
-    # Allowing bf16 selects oneDNN; `configure` avoids oneDNN on processors that would then round.
+    # The setting 'bf16' selects oneDNN, which rounds only on processors with features in ROUNDING.
     _matmul.fp32_precision = 'bf16' if library == 'onednn' else 'none'

@@ -281,7 +281,7 @@ def statistics(
 
 
 def line(used: Mapping[str, Any], models: int, loss: float, prediction: Prediction | None) -> str:
-    """Return the console line about one training. models: number of trainings of reward models."""
+    """Return the console line about the training of one of the `models` reward models of a run."""
     found = (
         f'reward model {used["model"]} of {models}, before step {used["step"] + 1}:'
         f' {used["labels"]} labels ({used["wanted"]} wanted); loss {loss:.3f}'

@@ -26,7 +26,7 @@ Tokens = dict[str, list[int]]  # {field: token ids} of a query and its samples
 
 
 class Query(NamedTuple):
-    """Query tokens (query_length,), and the number of texts read from the data set up to it."""
+    """Tokens of a query (query_length,), and the number of its text in reading order, from 1 on."""
 
     tokens: torch.Tensor
     texts_read: int

@@ -253,9 +253,10 @@ def sizes_of(plan: Plan, sizes: Sizes, create: Callable[[Iterable[str]], Network
 
 
 def check_queries(plan: Plan, encoder: Encoder, *, with_test: bool = False) -> list[str]:
-    """Return notes on the ends of responses and on queries; UserError if either is unusable.
+    """Return lines that say which tokens end a response, and how many texts are used as queries.
 
-    with_test: also return notes on the evaluation's queries, which a training does not check.
+    UserError if no token ends a response, or no text is usable. with_test: also return lines on the
+    evaluation's queries, which a training does not check.
     """
     notes = lm_tasks.end_notes(plan.settings.task, encoder)
     notes += lm_tasks.query_notes(plan.settings.task, encoder, 'train')

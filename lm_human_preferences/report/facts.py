@@ -49,7 +49,7 @@ POINTS = {  # {name of a row: (policy, statistic) in an evaluation's results}
     'Best of 4, without training': ('best_of_4', 'reward'),
     'Best of 16, without training': ('best_of_16', 'reward'),
 }
-# TensorBoard tags of a reward model's accuracy begin so; an ensemble's mean comes first.
+# TensorBoard tags of a reward model's accuracy begin with one of TAGS, with one of WAYS for {}.
 TAGS, WAYS = ('train_reward/{}/', 'online/{}_'), ('held_out_of_mean', 'held_out', 'cross_validated')
 SPECIAL = (  # samples to show first: (field to maximise, its sign, reason to show the sample)
     ('score', 1, 'best score'),
@@ -203,7 +203,7 @@ def gain(run: Run) -> Table:
 def _measured(run: Run, reward: str, point: str, key: str) -> str:
     """Format a policy's statistic `key` with its 95 % interval; a dash for None, '' if absent."""
     if point.startswith(report.BEST_OF_N) and reward != next(iter(run.rewards)):
-        point += report.BY_REWARD_MODEL  # the reward of the training chooses the best of n
+        point += report.BY_REWARD_MODEL  # best of n responses by the reward that trained the policy
     values = run.rewards[reward].get(point, {})
     if values.get(key) is None:
         return '–' if key in values else ''

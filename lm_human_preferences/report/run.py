@@ -20,7 +20,7 @@ class Run:
     """A run: settings, records, logs, results and labels."""
 
     def __init__(self, directory: str, files: run_files.CommandFiles) -> None:
-        """Read the run in `directory`, a path or URL. files: names of the files of its command."""
+        """Read the run in `directory` (path or URL). files: names of the files in a run."""
         self.directory = directory
         self.has_names = True  # whether the report may name labellers
         self.unreadable: dict[str, None] = {}  # names of damaged files and missing report parts
@@ -80,7 +80,7 @@ class Run:
 
 
 def read_run(path: str) -> Run | None:
-    """Return the run at `path`, or the run whose saved network is at `path`; None if no run is."""
+    """Return the run at `path`, or the run that saved a network at `path`; None without a run."""
     parent, _, last = path.rstrip('/').rpartition('/')
     directories = [path, parent or '.'] if run_files.is_network(last) else [path]
     for directory in directories:

@@ -149,7 +149,7 @@ class ClassifierSource(RewardSource):
     """A sequence classifier of transformers. name: DIRECTORY, or DIRECTORY#CLASS_NAME."""
 
     def elsewhere(self) -> list[str]:
-        """Return the option that names a classifier if its config or weights are missing here."""
+        """Return the option that names the classifier; [] if its files are on this machine."""
         directory, _ = loading.split_class(self.name)
         path = storage.model_path(directory) or directory
         is_there = storage.is_here(path) and (not storage.is_hub(path) or weights.are_here(path))
@@ -290,7 +290,7 @@ def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
 
 
 def _source_of(settings: HParams, ask: bool) -> tuple[RewardSource, bool]:
-    """Return a reward's source, and False if its class is assumed without looking at its files."""
+    """Return a reward's source, and whether the source's class is known, not only assumed."""
     given, task, members = settings.rewards, settings.task, settings.rewards.members
     new_model = settings.new_reward_model
     if new_model is not None:

@@ -54,7 +54,7 @@ def is_here(path: str) -> bool:
 
 
 def _in_cache(hub: HubPath, name: str) -> Any:
-    """Return the path of a cached file, another object for one that the hub lacks, or None."""
+    """Return a cached file's path, None if it is not cached, or a marker if the hub lacks it."""
     from huggingface_hub import try_to_load_from_cache
 
     return try_to_load_from_cache(hub.repository, name, revision=hub.revision, repo_type=hub.kind)
@@ -91,7 +91,7 @@ def fetched(path: str, *, with_weights: bool = False, only_cached: bool = False)
         # A gated model exists, but the user has not accepted its terms.
         kind = StorageError if isinstance(e, errors.GatedRepoError) else NotFound
         raise hub.error(f'{e} (private or gated: set HF_TOKEN to your token)', kind) from e
-    except Exception as e:  # four libraries may raise errors of many types
+    except Exception as e:  # libraries of the hub raise many types of errors
         raise hub.error(f'the download from the hub fails: {e}') from e
 
 
@@ -108,7 +108,7 @@ def hub_problem() -> str | None:
     try:
         get_session().head(constants.ENDPOINT, timeout=ANSWER_TIMEOUT)
         return None
-    except Exception as e:  # four libraries may raise errors of many types
+    except Exception as e:  # libraries of the hub raise many types of errors
         reason = f'the hub cannot be reached: {e}'
     print(f'note: {reason}; its cache is used', file=sys.stderr)
     return reason

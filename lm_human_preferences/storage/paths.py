@@ -13,7 +13,7 @@ HUB = 'hf://'  # prefix of paths on the Hugging Face hub
 _URL = re.compile(
     r'(?:az://(?P<azure>[a-z0-9]+)/'
     r'|https://(?P<https>[a-z0-9]+)\.blob\.core\.windows\.net/'
-    # URLs of Google's storage, whose files are now in the account PUBLIC
+    # The original's files on Google's storage are now in the Azure account openaipublic.
     r'|(?:gs://|https://storage\.googleapis\.com/)(?=(?:gpt-2|lm-human-preferences)/))'
     r'(?P<container>[a-z0-9][a-z0-9._-]*)/(?P<name>[^?#]+)'
 )

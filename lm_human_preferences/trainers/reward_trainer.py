@@ -54,7 +54,7 @@ class RewardModelTrainer:
         self.label_type = label_types.get(self.settings.labels.type)
         self.num_train = len(self.labels['query'])
         self.steps_done = 0
-        self.is_undone = False  # never True: a failed step may have changed weights
+        self.is_undone = False  # a failed step is never undone: it may have changed weights
         self.order: np.ndarray | None = None  # indices of labels, in the order of learning
         self.prediction: Prediction | None = None  # last measured accuracy on held-out labels
         self.networks = {'reward_model': self.reward_model, 'ref_policy': self.policy}

@@ -70,7 +70,7 @@ class Adam:
     def _state_of(
         self, parameter: torch.Tensor, steps: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return a parameter's count of updates and two moments; at first, `steps`, 0 and 0."""
+        """Return a parameter's update count and two moments, which begin as `steps` and zeros."""
         if parameter not in self.state:
             self.state[parameter] = (
                 torch.tensor(float(steps), device=parameter.device),

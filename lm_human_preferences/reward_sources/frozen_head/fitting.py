@@ -82,7 +82,7 @@ def fit_head(
     scores = problem.features.new_full(features.shape[:2], problem.guess())
     gain = least = prediction = None
     strength = STRENGTHS[0]
-    if subjects.max() > 0:  # cross-validation needs more than one subject
+    if subjects.max() > 0:  # cross-validation needs two groups of related labels
         strength, scores, guesses = cross_validated(problem, subjects)
         gains = _gains(problem, scores, guesses)
         gain, least = gains.mean().item(), least_gain(_by_subject(gains, subjects))
@@ -103,7 +103,7 @@ def folds_of(subjects: torch.Tensor, folds: int = FOLDS) -> torch.Tensor:
 def cross_validated(
     problem: Problem, subjects: torch.Tensor
 ) -> tuple[float, torch.Tensor, torch.Tensor]:
-    """Choose the strength of the prior by cross-validation, which leaves out whole `subjects`.
+    """Choose the prior's strength by cross-validation that leaves out whole groups of labels.
 
     Return the strength, scores (labels, n) by heads that were not fitted to those labels, and
     guesses of the same shape: the best constant score for the labels that each head was fitted to.
@@ -172,6 +172,6 @@ def least_gain(gains: torch.Tensor) -> float | None:
 
 
 def _by_subject(gains: torch.Tensor, subjects: torch.Tensor) -> torch.Tensor:
-    """Add up the gains over guessing of each subject's labels, scaled to keep the overall mean."""
+    """Add up the `gains` of labels within each group of related labels; keep the overall mean."""
     sums = torch.zeros(int(subjects.max()) + 1, dtype=gains.dtype).index_add(0, subjects, gains)
     return sums * len(sums) / len(gains)

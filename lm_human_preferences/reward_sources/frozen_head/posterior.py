@@ -13,7 +13,7 @@ Labels = dict[str, torch.Tensor]
 MOST_ITERATIONS = 1000
 SMALLEST_GRADIENT = 1e-6  # gradient, in nats per unit of a weight, below which L-BFGS stops
 SMALLEST_CHANGE = 1e-10  # change of the loss, in nats, below which L-BFGS stops
-ALL_EQUAL = 1e-6  # labels count as equal if they deviate by at most this fraction of the largest
+ALL_EQUAL = 1e-6  # labels count as equal if they vary by at most this fraction of the largest label
 LEAST_KNOWN = 1e-9  # relative reduction of the prior variance below which a direction is dropped
 
 
@@ -50,7 +50,7 @@ class Problem(NamedTuple):
         return self._replace(features=self.features[chosen], labels=labels)
 
     def surprise(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return the labels' negative log-likelihood by `scores (labels, n)`, up to a constant."""
+        """Return minus the labels' log-likelihood, up to a constant, given `scores (labels, n)`."""
         mean = self.label_type.loss_of(scores, self.labels)['loss']
         return (0.5 if self.label_type.is_numeric else 1.0) * len(scores) * mean
 

@@ -21,7 +21,7 @@ from lm_human_preferences.reward_sources.frozen_head.head import (
 )
 from lm_human_preferences.runs.run_files import POLICY
 
-PROBED = 4  # number of tokens in a query and in a response whose features identify a model
+PROBED = 4  # length in tokens of the query and of the response whose features identify a model
 MOST_DIFFERENCE = 0.1  # tolerated error of recomputed features, in their standard deviations
 
 

@@ -197,7 +197,7 @@ def pin(settings: Settings, comm: Comm) -> None:
 
 
 def pins(settings: Settings, *, ask: bool = True) -> dict[str, Any]:
-    """Return commits of hub models, seeds and ensemble size. ask: whether to read remote files."""
+    """Return seeds, ensemble size, and commits of hub models. ask: whether to read remote files."""
     found = run_settings.pins(settings, ask=ask)
     policy = settings.policy
     if policy is not None and policy.rewards.ensemble is None:
