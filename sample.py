@@ -21,18 +21,31 @@ import launch as experiments
 from lm_human_preferences import storage
 from lm_human_preferences.cli import launch, user_settings
 from lm_human_preferences.cli.program import Command, Program
-from lm_human_preferences.errors import about_option
+from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.hparams.command_options import SampleHParams
 from lm_human_preferences.runs import run_settings
 
 
 def sample(settings: dict[str, Any]) -> None:
     """Start sampling. With --model, `settings` override the task of the experiment `chat`."""
-    if settings.get('model') is not None:
+    is_run, is_model = (settings.get(name) is not None for name in ('save_dir', 'model'))
+    if is_run == is_model or (is_run and any(name.startswith('task.') for name in settings)):
+        raise UserError(
+            'give --save_dir, the directory of a run of train_policy such as'
+            ' /tmp/save/train_policy/NAME, or else --model, perhaps with options --task.NAME'
+        )
+    if is_model:
         chat = user_settings.bindings(experiments.reward_experiments, 'chat', 'sample')
-        task = {name: value for name, value in chat.items() if name.startswith('task.')}
+        # Adapters that have not been trained would change nothing.
+        task = {
+            name: value
+            for name, value in chat.items()
+            if name.startswith('task.') and not name.startswith('task.policy.lora')
+        }
         if settings.keys() & {'prompt', 'queries'}:
             task['task.query_dataset'] = 'test'  # a required option, unused if queries are given
+        elif settings.get('task.query_dataset') is None:
+            raise UserError('give --model queries: --prompt, --queries or --task.query_dataset')
         settings = {**task, **settings, 'task.policy.initial_model': settings['model']}
     options = SampleHParams()
     user_settings.override(options, settings)

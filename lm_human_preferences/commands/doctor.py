@@ -30,7 +30,7 @@ STEP = (
 
 
 def _packages() -> str:
-    names = tomllib.loads((ROOT / 'Pipfile').read_text())['packages']
+    names = tomllib.loads((ROOT / 'Pipfile').read_text('utf-8'))['packages']
     versions = {name: importlib.metadata.version(name) for name in names}
     return (
         f'Python {platform.python_version()}, torch {versions["torch"]}, transformers'

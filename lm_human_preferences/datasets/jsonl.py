@@ -46,11 +46,10 @@ def _query(where: str, value: Any) -> Query:
     if plain is not None:
         value = messages.query_text(plain, where)
     if not isinstance(value, str):
-        has = f': its fields are {", ".join(value):.80}' if isinstance(value, dict) else ''
-        raise UserError(
-            f'{where} is not a JSON string, as every line must be, nor a list of messages, nor does'
-            f' it have a field {" or ".join(messages.QUERIES)}{has}'
-        )
+        fields = f'field {" or ".join(messages.QUERIES)}, in lower case'
+        if isinstance(value, dict):
+            raise UserError(f'{where} has no {fields}: its fields are {", ".join(value):.80}')
+        raise UserError(f'{where} is no JSON string, list of messages, or object with the {fields}')
     return Query(where, value, columns)
 
 

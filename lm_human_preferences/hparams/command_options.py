@@ -87,15 +87,6 @@ class SampleHParams(RankHParams):
     )
     task: TaskHParams | None = own_option(None, None)
 
-    def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that either a run or a model without a run is given."""
-        is_run, is_model = self.save_dir is not None, self.model is not None
-        yield (
-            is_run == is_model or is_model != (self.task is not None),
-            'give {save_dir}, the directory of a run of train_policy such as'
-            ' /tmp/save/train_policy/NAME, or else {model}, perhaps with options {task.NAME}',
-        )
-
 
 @dataclass
 class EvaluationHParams(hyperparams.HParams):

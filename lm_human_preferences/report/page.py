@@ -79,7 +79,7 @@ def page(runs: Sequence[str], experiments: Experiments, *, has_names: bool = Tru
     for place in range(0, len(columns), 3):
         part = dict(itertools.islice(columns.items(), place, place + 3))
         sections[facts.SAYS].append(facts.samples(part))
-    source = Path(__file__).with_name('page.html').read_text()
+    source = Path(__file__).with_name('page.html').read_text('utf-8')
     template = jinja2.Environment(autoescape=True, finalize=inline).from_string(source)
     return template.render(stories=stories, version=__version__, plain=printable)
 
@@ -159,7 +159,7 @@ def training_chart(named: Mapping[str, Run]) -> Markup:
         picture = figure.Figure(figsize=(5.2, 3.9), layout='constrained')
         for axes, (tag, title, dashed, aim) in zip(picture.subplots(2, 1), panels, strict=True):
             for (name, each), (colour, style) in zip(named.items(), LOOKS, strict=False):
-                curve = each.curves.get(tag, {})
+                curve = {step + 1: value for step, value in each.curves.get(tag, {}).items()}
                 # matplotlib reads $ as a formula, and leaves out labels that begin with _.
                 label = ' ' + printable(name)[-30:].replace('$', r'\$')
                 axes.plot([*curve], [*curve.values()], style, color=colour, label=label)

@@ -183,7 +183,7 @@ def check_new_file(path: str) -> None:
     if path in ('', '-') or is_remote(path):
         raise UserError(f'{path!r}: give the name of a local file')
     if os.path.lexists(path):
-        raise UserError(f'the file {path} exists already: give another name')
+        raise UserError(f'{path} exists already: give another name')
     if not os.access(os.path.dirname(path) or '.', os.W_OK | os.X_OK):
         raise UserError(f'{path!r}: there is no such directory, or you may not write there')
 

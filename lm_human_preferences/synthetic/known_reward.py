@@ -35,7 +35,8 @@ def check_encoding(encoding: encodings.Encoding) -> None:
     if not can_judge(encoding):
         raise UserError(
             f"the known reward ('mock') judges film reviews only, encoding 'reviews', not "
-            f'{encoding.name!r}: set --task.policy.initial_model reviews'
+            f'{encoding.name!r}: give another reward, or train with --task.policy.initial_model'
+            ' reviews'
         )
 
 

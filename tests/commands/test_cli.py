@@ -212,8 +212,7 @@ sample --save_dir x --batch_size 2_000_000
 sample --save_dir x
     --save_dir x is not a run of train_policy: it has no train_policy_hparams.json
 sample --model x
-    --task.query_dataset must be given: where queries come from: books, cnndm, tldr, test, reviews,
-    or a .jsonl or .csv file, a path or URL
+    give --model queries: --prompt, --queries or --task.query_dataset
 """
 
 

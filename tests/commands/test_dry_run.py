@@ -97,7 +97,7 @@ def test_labels_are_checked(tmp_path):
         ('--task.policy.initial_model nosuch', "unknown model 'nosuch'"),
         ('--run.precision tf32', 'tf32 needs a GPU'),
         (f'{NEW} off --rewards.trained_model mock', "('mock') judges film reviews only"),
-        (f'{NEW}.labels.source mock', 'set --task.policy.initial_model reviews'),
+        (f'{NEW}.labels.source mock', 'or train with --task.policy.initial_model reviews'),
     ],
 )
 def test_what_would_fail(words, message, tmp_path):

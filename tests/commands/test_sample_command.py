@@ -157,7 +157,8 @@ OF_REVIEWS = '--model=reviews --task.chat=off --task.query_length=5 --task.respo
 def test_a_model_without_a_run_is_the_initial_model_of_one(labelled_run):
     likely = [*prompts(), '--temperature=0']
     expected = sampled(labelled_run, '--savescope=ref_policy', *likely)
-    found = succeed(['sample', '--mpi=1', *OF_REVIEWS.split(), *likely], sample.cli)
+    words = ['sample', '--mpi=1', *OF_REVIEWS.split(), *likely, '--task.policy.lora=off']
+    found = succeed(words, sample.cli)
     assert found.stdout == expected.stdout
 
 
@@ -234,6 +235,8 @@ def mistake(run, *words):
         (['--prompt', 'film ' * 50], f"--prompt '{'film ' * 11}film has 50 tokens, but the"),
         (['--savescope', 'polcy'], '--savescope polcy: the checkpoint in RUN/policy has policy'),
         (['--queries', 'RUN/nothing.jsonl'], '--queries RUN/nothing.jsonl: no such file'),
+        (['--task.query_length', '3'], 'give --save_dir, the directory of a run of train_policy'),
+        (['--output', 'RUN'], '--output RUN exists already: give another name'),
     ],
 )
 def test_mistakes(labelled_run, words, told):

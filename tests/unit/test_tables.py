@@ -91,7 +91,9 @@ def test_queries_of_records_are_messages_too(tmp_path):
     with pytest.raises(UserError, match="line 2, field 'prompt' is a list of messages that was"):
         jsonl.read_queries(written)
     for path, text in (('q.jsonl', '{"Prompt": "Hi"}'), ('q.csv', 'Prompt\nHi\n')):
-        with pytest.raises(UserError, match='a field prompt or query.*its fields are Prompt'):
+        with pytest.raises(
+            UserError, match='no field prompt or query.*in lower case: its fields are Prompt'
+        ):
             jsonl.read_queries(write(tmp_path / path, text))
 
 
