@@ -79,7 +79,7 @@ test_task = combos(
     bind('policy.initial_model', 'test'),
 )
 
-# Short film reviews from a grammar, a tiny language model trained on them, and a known reward.
+# This task uses made-up film reviews, a tiny model trained on them, and a known reward.
 mock_task = combos(
     bind_all(
         query_length=5, query_dataset='reviews', response_length=3, start_text=None, end_text='was'
@@ -96,7 +96,7 @@ chat_task = combos(
 
 
 def reward_experiment(task: Sequence[Trial], *settings: Sequence[Trial]) -> list[Trial]:
-    """Return a best-of-four experiment, with rewards normalised before and after its training."""
+    """Return a best-of-four experiment; rewards are normalised before and after training."""
     return combos(
         bind_nested('task', task),
         bind('labels.type', 'best_of_4'),
@@ -152,7 +152,7 @@ reward_experiments = {
 
 
 def new_reward_model(experiment: str) -> list[Trial]:
-    """Return settings with which a policy's run first trains the reward model of `experiment`."""
+    """Return settings with which a policy's run begins by training `experiment`'s reward model."""
     return combos(
         bind('rewards.train_new_model', 'on'),
         bind_nested('rewards.train_new_model', reward_experiments[experiment]),

@@ -82,7 +82,7 @@ class PickBest(LabelType):
 
 
 class _Number(LabelType):
-    """Base class of ratings and comparisons, whose answer is a number."""
+    """Base class of label types whose answer is a number: ratings and comparisons."""
 
     is_numeric = True
     expected = 'a number'
@@ -95,7 +95,7 @@ class _Number(LabelType):
         return is_number(value)
 
     def moved(self, value: float, places: Sequence[int]) -> float:
-        """Return the number unchanged, since it does not depend on the order of samples."""
+        """Return the answer unchanged, since a number does not depend on the order of samples."""
         return value
 
     def by_chance(self, rewards: Sequence[float], rng: random.Random) -> float:
@@ -138,7 +138,7 @@ class ScalarRating(_Number):
     def loss_of(
         self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return the loss, mean and variance of the labels, and their correlation with rewards."""
+        """Return the loss, the labels' mean and variance, and the labels' correlation with rewards."""
         import torch
         from torch.nn import functional as F
 
@@ -158,7 +158,7 @@ class ScalarRating(_Number):
 
 @register
 class ScalarComparison(_Number):
-    """Difference between two responses. Loss: squared error of the rewards' difference."""
+    """How much better the second response is. Loss: squared error of the difference in reward."""
 
     name = 'scalar_compare'
     samples = ('sample0', 'sample1')
@@ -222,7 +222,7 @@ class ScalarComparison(_Number):
         return (1 + difference.sign() * labels['difference'].sign()).double() / 2
 
     def target_scales(self, labels: dict[str, torch.Tensor]) -> torch.Tensor | None:
-        return labels['difference'] / 2  # the original halves the difference between samples, too
+        return labels['difference'] / 2  # half of the difference, as in OpenAI's program
 
 
 def get(name: str) -> LabelType:

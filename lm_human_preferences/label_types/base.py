@@ -20,21 +20,21 @@ Value = Any  # an answer: a JSON value, whose form depends on the label type
 TIE = 'tie'  # the answer of somebody who prefers none of the samples
 TIED = -1  # number that stands for TIE in tensors of sample indices
 TIE_KEY = 0  # number to press for the answer TIE
-BAD_KEY = 9  # number to press for the answer TIE because all samples are bad
-LARGEST = (2 - 2**-23) * 2.0**127  # largest answer, as tensors of answers are float32
+BAD_KEY = 9  # number to press for the answer TIE if all samples are bad
+LARGEST = (2 - 2**-23) * 2.0**127  # largest float32, so that tensors can hold every answer
 
 
 @dataclasses.dataclass(frozen=True)
 class Control:
     """Control by which a labeller answers, in a terminal and on the page."""
 
-    template: str  # layout on the page: 'choose', a button per sample, or 'scale', a row of numbers
+    template: str  # 'choose' shows a button for each sample, 'scale' a row of numbers
     choices: int  # how many numbers a labeller can choose from
     meaning: str  # text for the labeller's help: what the numbers mean
     keys: int = 1  # how many different numbers a labeller presses for one answer
     first: int = 1  # lowest number that a labeller can choose
     title: str = ''  # heading above a scale of numbers
-    ends: tuple[str, str, str] = ('', '', '')  # texts at a scale's lowest, middle, highest number
+    ends: tuple[str, str, str] = ('', '', '')  # texts at the lowest, middle and highest number
     tie: str = ''  # text for the labeller's help on TIE_KEY; '' if this key is not offered
     bad: str = ''  # text for the labeller's help on BAD_KEY; '' if this key is not offered
 
@@ -67,7 +67,7 @@ class LabelType:
     `question_schemas`, `loss`, `target_scales`) can learn from labels in files: see `complete`.
     """
 
-    name: str  # value of --labels.type, such as best_of_4; a class has N for the number: best_of_N
+    name: str  # value of --labels.type; a class writes N for the number, as in best_of_N
     samples: tuple[str, ...]  # names of the fields that hold the responses
     field: str  # name of the field that holds the answer
     shape: tuple[int, ...] = ()  # shape of an answer: () is one number, (4,) a list of four
@@ -77,12 +77,12 @@ class LabelType:
     control: Control = Control('choose', 2, '')
     scale: tuple[int, int] | None = None  # lowest and highest number that people can answer, if any
     chance: float | None = None  # fraction of answers that guessing gets right; None for ratings
-    can_tie: bool = False  # whether `allow_ties` can allow the answer "no preference"
+    can_tie: bool = False  # whether the type can offer the answer "no preference"
     ties: bool = False  # whether "no preference" is allowed, see `allow_ties`
     tied: float | None = None  # number that means "no preference", if there is one
 
     def complete(self) -> None:
-        """Derive attributes such as `samples` from the original's schemas, if there are any."""
+        """Derive attributes such as `samples` from the schema methods that the class defines."""
         if type(self).question_schemas is not LabelType.question_schemas:
             questions = self.question_schemas(query_length=1, response_length=1)
             self.samples = tuple(field for field in questions if field != 'query')
@@ -226,7 +226,7 @@ class LabelType:
     def loss_of(
         self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return statistics {name: scalar} of a batch; training minimises 'loss', a mean.
+        """Return statistics {name: scalar} of a batch, among them the mean 'loss' to minimise.
 
         rewards: (batch, n samples). The default calls `loss` with a model that returns them.
         """

@@ -49,7 +49,7 @@ POINTS = {  # {name of a row: (policy, statistic) in an evaluation's results}
     'Best of 4, without training': ('best_of_4', 'reward'),
     'Best of 16, without training': ('best_of_16', 'reward'),
 }
-# TensorBoard tags of a reward model's accuracy begin with one of TAGS, with one of WAYS for {}.
+# TensorBoard tags of a reward model's accuracy begin with one of TAGS; {} is one of WAYS.
 TAGS, WAYS = ('train_reward/{}/', 'online/{}_'), ('held_out_of_mean', 'held_out', 'cross_validated')
 SPECIAL = (  # samples to show first: (field to maximise, its sign, reason to show the sample)
     ('score', 1, 'best score'),
@@ -61,7 +61,7 @@ NAMING = ('labels.without', 'serve.labellers')  # suffixes of options that list 
 
 
 class Text(str):
-    """Text of a query or a response, which is shown as a block."""
+    """Text that the report shows as a block, such as a query or a response."""
 
 
 class Table(NamedTuple):
@@ -119,7 +119,7 @@ def answer(run: Run) -> list[tuple[str, str, list[str]]]:
     for each in run.comparisons[:1]:
         notes = ['of the answers prefer it to', short(each['against'])]
         found.append(('By people', of_all(each['wins'], each['n']), notes))
-    # The run's own reward comes last; a second reward is shown only if no people judged.
+    # The reward of the training is shown last; another reward is shown only if no people judged.
     for reward in [*rewards[1 : 1 if found else 2], *rewards[:1]]:
         before, after = (_measured(run, reward, point, 'reward') for point in ('base', 'policy'))
         way, fraction = f'{before} → {after}', _measured(run, reward, 'policy', 'share')
@@ -135,7 +135,7 @@ def answer(run: Run) -> list[tuple[str, str, list[str]]]:
 
 
 def mind(run: Run) -> list[tuple[str, str]]:
-    """Return warnings about a run as pairs of a start, which is shown in bold, and the rest."""
+    """Return warnings about a run as pairs: the first words, shown in bold, and the rest."""
     labels, seen = run.trainer.labels, run.evaluation.get('queries_trained_on')
     kl, ended = run.last('objective/kl'), run.last('responses/ended')
     queries = labels.get('held_out_queries') or 0
@@ -159,7 +159,7 @@ def mind(run: Run) -> list[tuple[str, str]]:
 
 
 def task(run: Run) -> Table:
-    """Return a table of a run's task; instructions are left out if all answers were imported."""
+    """Return a table of a run's task, with labellers' instructions unless all answers are imported."""
     settings = {} if run.settings is None else decided(run.settings)
     rows = [(name, short(number(settings.get(option)))) for name, option in TASK.items()]
     folder = run.trainer.folder
@@ -241,7 +241,7 @@ def samples(named: Mapping[str, Run]) -> Table:
 
 
 def _sample(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Return (response, score), with the score's standard deviation if a head gave it."""
+    """Return (response, score); a head's score includes its standard deviation."""
     score = number(record.get('score'))
     if 'score_std' in record:
         score += f' ± {number(record["score_std"])}'
@@ -270,14 +270,14 @@ def accuracy(run: Run) -> tuple[str, str, str]:
 
 
 def _ends(low: float, high: float) -> str:
-    """Format the 95 % interval of a fraction; 0 to 1 is shown as 'none', for too few queries."""
+    """Format the 95 % interval of a fraction; 0 to 1 is shown as 'none: too few queries'."""
     return (
         'none: too few queries' if (low, high) == (0, 1) else f'{percent(low)} to {percent(high)}'
     )
 
 
 def sure(run: Run) -> Table:
-    """Return a table that says how sure a run's results are, and what was not measured."""
+    """Return a table that says how certain a run's results are, and what was not measured."""
     nothing = (NOT_MEASURED, '', '')
     rows = [(UNSEEN, *accuracy(run))] if run.trainer.labels else []
     agreed = run.trainer.label_report.get('agreement', {})
@@ -297,7 +297,7 @@ def sure(run: Run) -> Table:
 
 
 def counts(run: Run) -> Table:
-    """Return a table of the numbers of labels that the reward model has, by their use."""
+    """Return a table of how many labels the reward model learned from, was tested on, and so on."""
     rows = []
     for name, value in run.trainer.labels.items():
         if not isinstance(value, Mapping):
@@ -316,7 +316,7 @@ def labellers(run: Run) -> Table:
 
 
 def commands(run: Run) -> Table:
-    """Return a table of a run's commands with their records, and of the SHA-256 of input files."""
+    """Return a table of a run's commands, their records, and the SHA-256 of each input file."""
     rows = []
     for command in run.commands:
         line = str(command.get('command') or NOT_RECORDED)

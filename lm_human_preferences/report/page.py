@@ -45,7 +45,7 @@ LOOKS = [(colour, style) for style in ('-', ':') for colour in COLOURS]
 def write_report(
     runs: Sequence[str], experiments: Experiments, output: str | None = None, names: bool = True
 ) -> None:
-    """Write the HTML report of `runs`, paths or URLs. For the options see ReportHParams."""
+    """Write the HTML report of `runs` (paths or URLs). ReportHParams describes the options."""
     is_here = len(set(runs)) > 1 or storage.is_remote(runs[0])
     path = output or (REPORT if is_here else os.path.join(runs[0], REPORT))
     if storage.is_remote(path):
@@ -57,7 +57,7 @@ def write_report(
 
 
 def page(runs: Sequence[str], experiments: Experiments, *, has_names: bool = True) -> str:
-    """Return the HTML page about `runs`, paths or URLs. UserError if one of them is not a run."""
+    """Return the HTML page about `runs` (paths or URLs); UserError if a path is not a run."""
     paths = [run.rstrip('/') if storage.is_remote(run) else os.path.abspath(run) for run in runs]
     paths = list(dict.fromkeys(paths))
     names = [os.path.basename(path) for path in paths]
@@ -85,7 +85,7 @@ def page(runs: Sequence[str], experiments: Experiments, *, has_names: bool = Tru
 
 
 def _comparison(stories: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the content of the report's part that compares runs, for the page's template."""
+    """Return what the page's template shows in the section that compares runs."""
     answers = {}
     for story in stories:
         answers[story['name']] = {about: value for about, value, _ in story['answer']}

@@ -31,7 +31,7 @@ class Run:
         # These are the settings of the reward model that the run trained, if any.
         self.reward = self.settings and self.settings.new_reward_model
         given = self.policy and self.reward is None and self.policy.rewards.trained_model
-        # The trainer is the run that trained the reward model, if it can be read, or else this run.
+        # `trainer` is the run that trained the reward model, or this run if that run is unreadable.
         self.trainer = (given and self.tried('its reward model', None, read_run, given)) or self
         adaptive = self.policy and self.policy.rewards.adaptive_kl
         self.target = adaptive and adaptive.target  # target of the KL, in nats
@@ -91,7 +91,7 @@ def read_run(path: str) -> Run | None:
 
 
 def _labels(run: Run) -> tuple[LabelFolder | None, dict[str, Any], list[dict[str, Any]]]:
-    """Return (folder of labels, report on it, comparisons of the run's policy with others)."""
+    """Return (folder of labels, report on the folder, comparisons of the policy with others)."""
     path, found = run.labels.get('source'), []
     if path == reward_options.COLLECTED:
         path = storage.join(run.directory, run_files.LABELS)

@@ -41,7 +41,7 @@ class Trainer(checkpointing.Trainer, Protocol):
 
 
 class FailedElsewhere(Exception):
-    """Failure of a step on another rank, which reports the error and ends all ranks."""
+    """A step failed on another rank; that rank reports the error and ends all ranks."""
 
 
 class Hook(contextlib.AbstractContextManager):
@@ -103,7 +103,7 @@ class Progress(Hook):
         )
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """Advance the bar, and print a line of the table if it is due."""
+        """Advance the progress bar; print the next line of the table if that line is due."""
         done, steps = self.units_after(step), self.trainer.total_steps
         self.bar.update(done - self.bar.n)
         is_due = step in (1, steps) or step % self.trainer.logger.log_interval == 0
@@ -140,7 +140,7 @@ class HealthMonitor(Hook):
     quiet_until: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """Check the last step; at an alarm, warn, or in mode 'stop' save and raise UserError."""
+        """Warn if the step's statistics give an alarm; in mode 'stop', save and raise UserError."""
         name, text = self.alarm(stats)
         if not text or step < self.quiet_until.get(name, 0):
             return
@@ -154,7 +154,7 @@ class HealthMonitor(Hook):
             announce(f'WARNING: step {step}: {text}')
 
     def alarm(self, stats: Mapping[str, float]) -> tuple[str, str]:
-        """Return (statistic, text with value and advice) of an alarm, or ('', '')."""
+        """Return (statistic, warning) if a statistic gives an alarm; otherwise ('', '')."""
         for name in self.finite:
             if not math.isfinite(stats[name]):
                 return name, f'{name} is {stats[name]}: lower the learning rate'

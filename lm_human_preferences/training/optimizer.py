@@ -1,4 +1,4 @@
-"""Adam as TensorFlow computes it (the original's utils.core.minimize)."""
+"""Adam as TensorFlow computes it (utils.core.minimize in OpenAI's program)."""
 
 import inspect
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ EPSILON = 1e-5
 
 
 class Adam:
-    """Optimizer of the `parameters` {name: Parameter} that require gradients, on all ranks."""
+    """Adam on gradients averaged over ranks, for those `parameters` that require gradients."""
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], *, comm: Comm) -> None:
         self.parameters = {name: each for name, each in parameters.items() if each.requires_grad}
@@ -24,7 +24,7 @@ class Adam:
         self.state: dict[torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
     def minimize(self, loss: torch.Tensor | None, lr: float) -> None:
-        """Take a step on the scalar `loss`; a rank without data gives None, with gradient 0."""
+        """Take a step on the scalar `loss`, which is None (gradient 0) on a rank without data."""
         if loss is not None:
             self.backward(loss, last=True)
         self.update(lr)
@@ -70,7 +70,7 @@ class Adam:
     def _state_of(
         self, parameter: torch.Tensor, steps: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return a parameter's update count and two moments, which begin as `steps` and zeros."""
+        """Return a parameter's update count (at first `steps`) and two moments (at first zeros)."""
         if parameter not in self.state:
             self.state[parameter] = (
                 torch.tensor(float(steps), device=parameter.device),

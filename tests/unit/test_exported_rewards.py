@@ -206,5 +206,5 @@ def test_a_classifier_that_scores_otherwise_is_refused(tmp_path):
     expected = output.double() @ head.weight + head.constant
     found = checks.scores_of(str(tmp_path), tokens) + made.config.reward_constant
     checks.check_numbers(str(tmp_path), found, expected)
-    with pytest.raises(UserError, match=f'^{tmp_path}: transformers loads another model than was'):
+    with pytest.raises(UserError, match=f'^{tmp_path}: the model that transformers loads is not'):
         checks.check_numbers(str(tmp_path), found, expected + 1)

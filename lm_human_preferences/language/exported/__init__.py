@@ -1,1 +1,1 @@
-"""Export to transformers: reward models as sequence classifiers, their tokenisers, and checks."""
+"""Export reward models as transformers' classifiers, write their tokenisers, and check exports."""

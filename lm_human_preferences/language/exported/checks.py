@@ -7,7 +7,7 @@ import torch
 
 from lm_human_preferences.errors import UserError
 
-# Every encoding has the words of this query and response, by which exported models are checked.
+# Exported models are checked with this text, because every encoding has tokens for its words.
 QUERY, RESPONSE = 'the film was', ' good'
 TOLERANCE = 1e-3  # largest difference from the expected outputs, relative to the largest of them
 
@@ -69,6 +69,6 @@ def check_numbers(directory: str, found: torch.Tensor, expected: torch.Tensor) -
     # Unlike a comparison by `>`, `not ... <=` also refuses NaN.
     if not difference <= TOLERANCE * expected.abs().max().clamp(min=1):
         raise UserError(
-            f'{directory}: transformers loads another model than was exported, with outputs that'
+            f'{directory}: the model that transformers loads is not the exported one: outputs'
             f' differ by up to {difference:.3g}'
         )

@@ -24,7 +24,7 @@ class RewardHead(NamedTuple):
 
 @torch.no_grad()
 def classifier_of(causal_lm: Any, head: RewardHead, n_vocab: int, name: str) -> Any:
-    """Return `causal_lm` with `head` as a classifier; UserError if transformers lacks the class."""
+    """Return a classifier made of `causal_lm` and `head`; UserError if transformers has none."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as KNOWN,

@@ -1,4 +1,4 @@
-"""Tokeniser of an exported reward model, with which transformers encodes texts as we do.
+"""A tokeniser that makes transformers encode texts for a reward model as this program does.
 
 It puts no tokens around a text, and no space before it (see language/texts/tokenisers.py). Its
 padding token occurs in no text, since transformers reads the score at the last token that is not
