@@ -138,7 +138,7 @@ class ScalarRating(_Number):
     def loss_of(
         self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return the loss, the labels' mean and variance, and the labels' correlation with rewards."""
+        """Return the loss, the labels' mean and variance, and the correlation with the rewards."""
         import torch
         from torch.nn import functional as F
 
