@@ -159,7 +159,7 @@ def mind(run: Run) -> list[tuple[str, str]]:
 
 
 def task(run: Run) -> Table:
-    """Return a table of a run's task, with people's instructions unless all answers are imported."""
+    """Return a table of a run's task. Instructions are shown unless all answers were imported."""
     settings = {} if run.settings is None else decided(run.settings)
     rows = [(name, short(number(settings.get(option)))) for name, option in TASK.items()]
     folder = run.trainer.folder
