@@ -1,1 +1,1 @@
-"""Labels for reward training: read and checked, simulated, or collected from people in folders."""
+"""Labels for reward training: how they are checked, simulated, or collected from people."""

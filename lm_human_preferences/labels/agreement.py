@@ -1,4 +1,4 @@
-"""Statistics of labels: agreement, intervals of fractions, preference for a position."""
+"""Statistics of labels: agreement, confidence intervals of fractions, preference for a position."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ LEAST_EXPECTED = 5  # a chi-square test with fewer expected answers in a cell is
 
 
 def krippendorff_alpha(answers: Sequence[Sequence[Value]], label_type: LabelType) -> float:
-    """Return Krippendorff's alpha of the answers to each question: 1 if all agree, 0 by chance.
+    """Return Krippendorff's alpha over all questions: 1 for full agreement, 0 for that of chance.
 
     Chance must not depend on the order in which samples happen to be stored, so each question
     counts once for each rotation of its samples. NaN if no two answers differ after that.
@@ -43,7 +43,7 @@ def krippendorff_alpha(answers: Sequence[Sequence[Value]], label_type: LabelType
 
 
 def clustered_interval(successes: Sequence[float], answers: Sequence[int]) -> tuple[float, float]:
-    """Return the 95 % confidence interval of a fraction of answers, clustered by query.
+    """Return the 95 % confidence interval of a fraction of answers that are clustered by query.
 
     successes, answers: numbers for each query. This is Wilson's interval for effective_answers, for
     these labellers only. (0, 1) if queries are too few.

@@ -28,7 +28,7 @@ BAD = 'bad'  # field of an answer: true for a tie because all samples are bad
 IMPORTED = 'imported'  # field of an answer: true if it was imported from another tool
 SIMULATED = 'simulated'  # field of an answer: true if a simulated labeller gave it
 UNNAMED = 'imported'  # name of the labeller if imported answers name nobody
-GIVEN_BY = 'labeller'  # field with the name of a label's labeller, in labels as texts
+GIVEN_BY = 'labeller'  # field of a label that is stored as text: name of its labeller
 ID = 'id'  # field with the id that a label has in another tool
 GIVEN_ID = 'given_id'  # field of a question or answer: id of the label it was imported from
 
@@ -39,11 +39,11 @@ def is_unnamed(labeller: str) -> bool:
 
 
 def files_of(folder: str) -> list[Path]:
-    """Return the .jsonl files of `folder`, short names first; UserError for a link to elsewhere."""
+    """Return a folder's .jsonl files, short names first; UserError if a link leads elsewhere."""
     if os.path.islink(folder) and not storage.is_within(folder, os.path.dirname(folder)):
         raise UserError(
-            f'{folder} is a link to a folder elsewhere, in which answers would be written: put the'
-            ' folder itself in its place'
+            f'{folder} is a link to a folder elsewhere, so answers would be written there: replace'
+            ' the link by the folder itself'
         )
     # Short names come first, so that anna.jsonl is read before a copy such as anna-copy.jsonl.
     return sorted(Path(folder).glob('*.jsonl'), key=lambda file: (len(file.stem), file.stem))
@@ -89,9 +89,9 @@ class Answer:
     labeller: str
     question: str
     order: tuple[int, ...]  # order in which the samples were shown
-    seconds: float  # time that the labeller took; 0 if imported
+    seconds: float  # seconds that the labeller took; 0 for an imported answer
     time: float  # time of the answer, in seconds since 1970
-    value: Value | None  # the answer itself, in the form of the label type; None for a skip
+    value: Value | None  # answer in the format of the label type; None if the question was skipped
     reason: str | None = None  # reason why the question was skipped, if it was
     is_bad: bool = False  # whether a tie means that all samples are bad
     is_imported: bool = False  # whether the answer was given in another tool
@@ -103,7 +103,7 @@ class Answer:
     def of_record(
         cls, record: dict[str, Any], labeller: str, label_type: LabelType, line: int
     ) -> Answer:
-        """Parse a line of a file of answers; ValueError if it is no valid answer."""
+        """Parse a record of an answer file; ValueError if the record is not a valid answer."""
         record = {**_OPTIONAL, **record}
         field, value = label_type.field, record.get(label_type.field)
         is_whole = (
@@ -123,7 +123,7 @@ class Answer:
         return cls(labeller=labeller, value=value, line=line, **given)
 
     def record(self, label_type: LabelType) -> dict[str, Any]:
-        """Return {field: value} for a line of the file of answers, which `of_record` parses."""
+        """Return the answer as a record {field: value}, which `of_record` can parse."""
         record = {} if self.value is None else {label_type.field: self.value}
         for name, field in _FIELDS.items():
             value = getattr(self, name)

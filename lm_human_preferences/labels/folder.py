@@ -70,7 +70,7 @@ class Question:
     policies: list[str]  # policy, or file, that each sample is from
     weights: list[str]  # digest of each policy's weights; '' if unknown
     part: str  # split of the data set that the query is from
-    texts_read: int  # number of texts of the split that were read up to the query
+    texts_read: int  # number of texts read from the split, up to and including the query's
     episode: int | None  # episodes that the policy had trained on; None if it was not in training
     ids: dict[str, array.array[int]]  # token ids of the query and of each sample
     gold: Value | None = None  # known answer of a gold question
@@ -95,7 +95,7 @@ def is_folder(path: str) -> bool:
 
 
 class LabelFolder:
-    """Questions and answers in a label folder at the last refresh; UserError for other folders."""
+    """Content of a label folder at the last refresh; UserError if `path` is no label folder."""
 
     def __init__(self, path: str, lines: Mapping[str, int] | None = None) -> None:
         self.path = path
@@ -116,7 +116,7 @@ class LabelFolder:
         self.refresh()
 
     def encoding(self) -> Encoding:
-        """Return the encoding of the folder; UserError if it is unknown, or lacks a token id."""
+        """Return the folder's encoding; UserError if it is unknown or lacks a question's token."""
         encoding = tokenisers.find(self.task['encoding'], self.path)
         for question in self.questions.values():
             for field, ids in question.ids.items():
@@ -126,7 +126,7 @@ class LabelFolder:
 
     def refresh(self) -> None:
         """Read the questions and answers that were added; UserError if they cannot be read."""
-        # Read answers before questions, so that the question of each answer is read, too.
+        # Read answers before questions, as the question of each answer was written earlier.
         for file in files_of(os.path.join(self.path, ANSWERS)):
             name = file.stem
             if not LABELLER.fullmatch(name) or (self.lines is not None and name not in self.lines):
@@ -153,7 +153,7 @@ class LabelFolder:
         return sum(question.kind == kind for question in self.questions.values())
 
     def answers_to(self, question: Question, without: Collection[str] = ()) -> list[Answer]:
-        """Return the last answer or skip to a question by each labeller who is not in `without`."""
+        """For each labeller not in `without`, return the last answer, or skip, to a question."""
         logs = [log for name, log in self.logs.items() if name not in without]
         return [log.last[question.id] for log in logs if question.id in log.last]
 
@@ -177,7 +177,7 @@ class LabelFolder:
         return [*answers[:1], *(answer for answer in answers[1:] if answer.is_imported)]
 
     def counted(self, kind: str = TRAIN, without: Collection[str] = ()) -> list[Answer]:
-        """Return the answers that count as labels, to all questions of one `kind`, oldest first.
+        """Return the answers to questions of one `kind` that count as labels, oldest first.
 
         UserError for a name in `without` that has no file of answers.
         """
@@ -210,12 +210,12 @@ class LabelFolder:
             yield label
 
     def time_of_next_answer(self) -> float:
-        """Return the later of now and just after the latest answer, in seconds since 1970."""
+        """Return now, or just after the latest answer if that is later, in seconds since 1970."""
         latest = max((log.latest for log in self.logs.values()), default=0.0)
         return max(time.time(), math.nextafter(latest, sys.float_info.max))
 
     def lines_read(self) -> dict[str, int]:
-        """Return {labeller: number of lines read}, to open another LabelFolder on these lines."""
+        """Return {labeller: number of lines read}, as LabelFolder takes it for `lines`."""
         return {name: log.lines for name, log in self.logs.items()}
 
     def lines_used(self, labeller: str) -> int:
@@ -247,7 +247,7 @@ def _parse_question(record: dict[str, Any], label_type: LabelType) -> Question:
     for field in ('query', *label_type.samples):
         tokens[field] = record.get(field)
     if question_id(tokens) != record['id']:
-        raise ValueError('the field id does not match the token ids')
+        raise ValueError("the value of the field 'id' does not match the token ids")
     ids = {field: array.array('i', given) for field, given in tokens.items()}
     return Question(**{name: record[name] for name in schema}, gold=gold, ids=ids)
 

@@ -44,11 +44,11 @@ def _numbered(subjects: Sequence[str]) -> torch.Tensor:
 def _subjects(
     labels: Labels, label_type: LabelType, name_of: Callable[[torch.Tensor], str]
 ) -> list[str]:
-    """Return the name of each label's group: labels that share a query or, without one, responses.
+    """Return the name of each label's group; labels with the same query form a group.
 
-    Labels that share a response, such as the pairs of one ranking, depend on each other. They are
-    one group, which has the alphabetically first of their names. name_of: function from token ids
-    to a name.
+    If there is no query, or all labels have it, labels that share a response form a group, such as
+    the pairs of one ranking. A group has the alphabetically first of its names. name_of: function
+    from token ids to a name.
     """
     roots: dict[str, str] = {}
 
@@ -71,7 +71,7 @@ def _subjects(
 
 
 def _text(tokens: torch.Tensor, encoder: Encoder) -> str:
-    """Return the text of a query or sample, '' if it is empty.
+    """Return the text of a query or sample; a lone end-of-text token counts as no text.
 
     Texts that differ only in white space or in how accents are composed become equal.
     """
@@ -118,12 +118,12 @@ class Prediction:
     """Measured agreement between a reward model's predictions and labels."""
 
     labels: int
-    queries: int  # number of queries, or of groups of related labels if all labels have one query
+    queries: int  # number of queries; if all labels share a query, number of groups of labels
     accuracy: float | None  # fraction of labels predicted right; None for ratings
     effective: float  # equivalent number of independent labels, see agreement.effective_answers
     chance: float | None  # accuracy that guessing would have
-    agreement: float | None  # how well rewards predict: accuracy, or correlation for ratings
-    is_cross_validated: bool = False  # whether heads fitted to other labels made the predictions
+    agreement: float | None  # how well rewards predict labels: accuracy, or correlation for ratings
+    is_cross_validated: bool = False  # whether a head fitted without a label predicted that label
     is_learned: bool = False  # whether the model may have learned from these labels
 
     def interval(self) -> tuple[float, float] | None:

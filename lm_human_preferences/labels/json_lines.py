@@ -23,7 +23,7 @@ class Reader:
         self.offset = self.lines = 0
 
     def new_records(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield ('FILE, line N' for messages, object) for each line added since the last call."""
+        """Yield ('FILE, line N', object) for each line that was added since the last call."""
         if not os.path.lexists(self.path):
             return
         with (

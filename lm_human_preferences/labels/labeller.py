@@ -112,7 +112,7 @@ class Labeller(Writer):
         self.append(answer.record(self.folder.label_type) for answer in answers)
 
     def undo(self, uuid: str | None = None) -> Answer | None:
-        """Take back and return the answer `uuid`, or the last one; Refused if training used it."""
+        """Take back and return an answer, by default the last; Refused if training has used it."""
         kept, given = self.log.kept, self.folder.given
         answer = next(reversed(kept.values()), None) if uuid is None else given.get(uuid)
         if answer is None or answer.labeller != self.name:

@@ -1,4 +1,4 @@
-"""Simulated labellers, which answer the questions of a folder by any reward."""
+"""Simulated labellers, which answer the questions in a label folder according to any reward."""
 
 import itertools
 import random
@@ -24,7 +24,7 @@ def simulated_answer(
 
 
 def simulate(labeller: Labeller, score: Score, *, error: float = 0.0, seed: int = 0) -> int:
-    """Answer all open questions of a labeller by scores, and return the number of answers.
+    """Answer all questions still open for a labeller as `score` implies; return their number.
 
     error: see simulated_answer. An answer depends only on seed, labeller and question, so an
     interrupted run goes on with the same answers.

@@ -74,8 +74,8 @@ def check_same_task(path: str, there: Mapping[str, Any], here: Mapping[str, Any]
     """Raise UserError unless a folder's task equals `here`, except for data set and policy."""
     if here.get(TIES) and not there.get(TIES):
         raise UserError(
-            f'{path} is a folder without ties, whose labellers had to choose: leave the option ties'
-            ' out, or use another folder'
+            f'{path} does not allow ties, so its labellers had to choose: omit the option for ties,'
+            ' or use another folder'
         )
     pairs = {name: (there[name], here[name]) for name in ('label_type', 'encoding') if name in here}
     for name, value in here['task'].items():

@@ -1,4 +1,4 @@
-"""Labels to train on, loaded from --labels.source or simulated, so that no people are needed.
+"""Labels to train on: labels loaded from --labels.source, or simulated labels.
 
 Simulated labels are judged by score_small_tokens, which needs no model, or by KnownReward (section
 3.1.1 of the paper).
@@ -114,7 +114,7 @@ def generate_labels(settings: HParams, encoding: Encoding) -> dict[str, torch.Te
 
 
 def simulated_labels(settings: HParams, policy: Policy, comm: Comm) -> dict[str, torch.Tensor]:
-    """Return labels {field: (num_train, ...)} of the source 'mock'; rank 0 samples and judges."""
+    """Return labels {field: (num_train, ...)} of the source 'mock'; rank 0 makes all of them."""
     # Rank 0 alone uses the reward, but all ranks build it, so that they raise the same errors.
     reward = KnownReward(policy.trained_model.encoding, policy.device)
     count = check_num_train(settings)

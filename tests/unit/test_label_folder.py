@@ -289,7 +289,7 @@ def test_damaged_answers_are_named_by_file_and_line(path, change, message):
     [
         ({'gold': 'x'}, 'gold must be a whole number from 0 to 3'),
         ({'weights': ['abc']}, 'a field is missing, or has the wrong type'),
-        ({'sample1': [1, 2, 3, 5]}, 'the field id does not match the token ids'),
+        ({'sample1': [1, 2, 3, 5]}, "the value of the field 'id' does not match the token ids"),
     ],
 )
 def test_damaged_questions_are_named_by_file_and_line(path, change, message):

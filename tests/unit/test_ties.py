@@ -128,7 +128,7 @@ def test_that_all_are_bad_is_trained_as_a_tie_and_counted_apart(tmp_path):
 def test_a_folder_is_begun_with_ties_or_without(tmp_path):
     path = tmp_path / 'f'
     succeed(f'ask test {path} --count 2')
-    assert 'a folder without ties' in error_of(invoke(f'ask test {path} --count 1 --ties on'))
+    assert 'does not allow ties' in error_of(invoke(f'ask test {path} --count 1 --ties on'))
     error = error_of(invoke(f'ask test {path}2 --ties on --labels.type scalar_rating'))
     assert error.startswith('--ties on: labels of the type scalar_rating have no ties')
     file = write_lines(
