@@ -1,4 +1,4 @@
-"""Tasks: initial model, queries, ends and validity of responses (the original's lm_tasks.py)."""
+"""Tasks: initial model, queries, and how responses must end (the original's lm_tasks.py)."""
 
 import dataclasses
 import itertools
@@ -28,7 +28,7 @@ from lm_human_preferences.language.trained_models import TrainedModel, known_siz
 
 
 def initial_model(name: str) -> TrainedModel:
-    """Return the model of --task.policy.initial_model; trains `reviews` if it is not cached."""
+    """Return the initial model `name`; the model `reviews` is first trained unless it is cached."""
     if name == encodings.Reviews.name:
         from lm_human_preferences.language.networks import reviews_model
 
@@ -42,7 +42,7 @@ def initial_encoding(name: str) -> Encoding:
 
 
 def known_model(name: str) -> tuple[HParams, Encoding] | None:
-    """Return (sizes, encoding) of the model `name`; None if only its files tell them."""
+    """Return (sizes, encoding) of the model `name`, or None if one must read the model's files."""
     if name == encodings.Reviews.name:
         from lm_human_preferences.language.networks import reviews_model
 
@@ -52,7 +52,7 @@ def known_model(name: str) -> tuple[HParams, Encoding] | None:
 
 
 def truncate_tokens(hparams: TaskHParams, encoder: Encoder | None) -> frozenset[int] | None:
-    """Return the tokens that end a response, or None; UserError if --task.stop finds none."""
+    """Return the tokens that end responses, None if none do; UserError if --task.stop needs one."""
     token = hparams.truncate_token
     if hparams.truncate_text:
         assert encoder is not None
@@ -68,9 +68,9 @@ def truncate_tokens(hparams: TaskHParams, encoder: Encoder | None) -> frozenset[
         ends |= chat.ends
     if not ends:
         raise UserError(
-            '--task.stop: neither generation_config.json nor config.json nor a chat template of'
-            f' --task.policy.initial_model {hparams.policy.initial_model} names a token that ends a'
-            ' response: give --task.truncate_text, or --task.stop off'
+            f'--task.stop: --task.policy.initial_model {hparams.policy.initial_model} names no'
+            ' token that ends a response in generation_config.json, config.json or a chat template:'
+            ' give --task.truncate_text, or --task.stop off'
         )
     return ends
 
@@ -102,7 +102,7 @@ def policy_settings(hparams: TaskHParams, encoder: Encoder) -> dict[str, Any]:
     is_among = _is_among(truncate_tokens(hparams, encoder)) if hparams.stops else None
 
     def is_end(tokens: torch.Tensor, position: int) -> torch.Tensor:
-        """Return which rows end with their token in `tokens (batch,)`: bool (batch,)."""
+        """Return whether each of `tokens (batch,)` ends the response in its row: bool (batch,)."""
         assert is_among is not None
         if position < hparams.truncate_after:
             return torch.zeros_like(tokens, dtype=torch.bool)
@@ -136,7 +136,7 @@ def postprocess_fn_from_hparams(
 def filter_fn_from_hparams(
     hparams: TaskHParams, encoder: Encoder | None = None, *, anywhere: bool = False
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that finds which `responses (batch, length)` have an end: bool (batch,).
+    """Return a function that finds which responses (batch, length) have an end token.
 
     anywhere: whether an end before --task.truncate_after counts, too.
     """
@@ -179,13 +179,13 @@ def query_formatter(
 
 
 def _affixes(hparams: TaskHParams, encoder: Encoder) -> tuple[list[int], list[int]]:
-    """Return the tokens before and after every query, outside of a chat."""
+    """Return the tokens to put before and after every query if `contexts_of` returns None."""
     encoder = tokenisers.text_encoder(encoder, hparams.special_tokens)
     return encoder.encode(hparams.query_prefix), encoder.encode(hparams.query_suffix)
 
 
 def contexts_of(hparams: TaskHParams, encoder: Encoder) -> Contexts | None:
-    """Return a builder of contexts from queries; None if prefix, query and suffix are joined."""
+    """Return a maker of contexts from queries; None if contexts are prefix + query + suffix."""
     if hparams.chat:
         return chat_template(hparams, encoder)
     encoder = tokenisers.text_encoder(encoder, hparams.special_tokens)
@@ -235,7 +235,7 @@ def check_lengths(hparams: TaskHParams, encoder: Encoder, sizes: Sizes) -> None:
 
 
 def _token_of(encoder: Encoder, hparams: TaskHParams, option: str) -> int | None:
-    """Return the token that `option` spells, or None for an empty text; UserError for several."""
+    """Return the token that `option` spells; None for an empty text, UserError for many tokens."""
     text = getattr(hparams, option)
     if not text:
         return None
@@ -272,7 +272,7 @@ class QuerySampler:
         return {'tokens': torch.tensor(batch, dtype=torch.int64)}
 
     def seek(self, position: tuple[int, int]) -> None:
-        """Continue from rank 0's `position`, even if the number of ranks has changed."""
+        """Continue the stream at rank 0's `position`, even if the number of ranks has changed."""
         self.position = position
         self.sequences = self.dataset.sequences(self.rules, comm=self.comm, skip=position)
 
@@ -343,8 +343,8 @@ def columns_by_tokens(
     for tokens, query in queries:
         if found.setdefault(tuple(tokens), query.columns) != query.columns:
             raise UserError(
-                f'{query.where}: another record has the same query, but other columns: a reward'
-                ' function cannot tell them apart: leave one of them out'
+                f'{query.where}: another record has the same query with other values in its'
+                ' columns, so a reward function cannot tell the records apart: leave one out'
             )
     return found
 

@@ -39,7 +39,7 @@ class Contexts(ABC):
         """Return the context's tokens for an unpadded query; UserError if it cannot be made."""
 
     def problem(self, whole: Sequence[int], query: Sequence[int]) -> str | None:
-        """Return why a query has no context: TOO_LONG, REFUSED, or None if it has one.
+        """Return why a query cannot be used: TOO_LONG or REFUSED; otherwise None.
 
         whole: the query before it was cut.
         """
@@ -73,7 +73,7 @@ class WholeTexts(Contexts):
 
 
 class ChatTemplate(Contexts):
-    """Contexts from a tokeniser's chat template; UserError if it has none, or if it fails."""
+    """Contexts in a tokeniser's chat template; UserError if the template is missing or fails."""
 
     def __init__(self, encoder: Encoder, prefix: str, suffix: str, query_length: int) -> None:
         if not isinstance(encoder, TokeniserEncoder):
@@ -94,14 +94,14 @@ class ChatTemplate(Contexts):
             raise UserError(f'--task.chat: the chat template of the model fails: {e}') from e
 
     def _context(self, query: tuple[int, ...]) -> list[int]:
-        """Return the tokens of a query in the chat template, up to where the assistant goes on."""
+        """Return the tokens of a query in the chat template, up to where the response begins."""
         dialogue = messages.as_messages(self.encoder.decode(query))
         if len(dialogue) == 1 and dialogue[0]['role'] == messages.USER:
             content = f'{self.prefix}{dialogue[0]["content"]}{self.suffix}'
             dialogue = [{'role': messages.USER, 'content': content}]
         last = dialogue[-1]
         if len(dialogue) > 1 and last['role'] == messages.ASSISTANT and not last['content'].strip():
-            dialogue.pop()  # the policy writes the answer that an empty last message leaves open
+            dialogue.pop()  # the policy writes the answer in place of this empty message
         goes_on = dialogue[-1]['role'] == messages.ASSISTANT
         return self._reader.encode_whole(
             self.render(dialogue, add_generation_prompt=not goes_on, continue_final_message=goes_on)
@@ -122,7 +122,7 @@ class ChatTemplate(Contexts):
         )
 
     def problem(self, whole: Sequence[int], query: Sequence[int]) -> str | None:
-        """Return why a query has no context, or None; a dialogue that was cut is TOO_LONG, too."""
+        """Return why a query cannot be used, or None; a dialogue that was cut is TOO_LONG."""
         # 16 tokens are enough to see the role with which a dialogue begins.
         if len(query) < len(whole) and messages.is_dialogue(self.encoder.decode(whole[:16])):
             return TOO_LONG
@@ -138,5 +138,5 @@ def template_of(encoder: Encoder, prefix: str, suffix: str, query_length: int) -
 def whole_texts(
     encoder: TokeniserEncoder, prefix: str, suffix: str, query_length: int
 ) -> WholeTexts:
-    """Return an object that makes contexts for a tokeniser that puts a space before each text."""
+    """Return a cached WholeTexts object, for a tokeniser that puts a space before each text."""
     return WholeTexts(encoder, prefix, suffix, query_length)

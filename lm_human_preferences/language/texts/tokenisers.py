@@ -43,7 +43,7 @@ _OTHER_TEXTS = ('', '<s> </s>', 'A\tb\r\n', 'Bär, nai\u0308ve', '東京 ﬁ ①
 
 
 class TokeniserEncoder(Encoder):
-    """Encoder that uses a model's tokeniser; the padding token is the first id after its tokens.
+    """Encoder that uses a model's tokeniser; its padding token's id follows the tokeniser's ids.
 
     own: transformers' tokeniser. rules: its rules, without the space before a text. files: {name:
     path or URL} of the tokeniser and of model configs, which name the tokens that end a text.
@@ -84,7 +84,7 @@ class TokeniserEncoder(Encoder):
 
     @functools.cached_property
     def adds_space(self) -> bool:
-        """Return whether transformers puts a space before a text."""
+        """Return whether the library transformers puts a space before a text."""
         return self.encode_whole('a') != self.encode('a')
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
@@ -114,7 +114,7 @@ class TokeniserEncoder(Encoder):
         return self._ends or super().own_ends()
 
     def single_token(self, text: str) -> int:
-        """Return the special token that `text` spells, or else its single token."""
+        """Return the special token that `text` spells, or else the only token of `text`."""
         for token, spelled in self.special.items():
             if spelled == text:
                 return token
@@ -141,7 +141,7 @@ class TokeniserEncoding(Encoding):
         return self.encoder
 
     def fits(self, rows: int) -> bool:
-        """Return whether an embedding of `rows` rows has a row for each token, or more."""
+        """Return whether an embedding of `rows` rows has at least one row for each token."""
         return rows >= self.n_vocab
 
     def copy_files(self, directory: str) -> None:
@@ -173,7 +173,7 @@ def _check_own(path: str, directory: str) -> None:
 
 
 def find(name: Any, directory: str) -> Encoding:
-    """Return the encoding `name`; UserError if it is unknown, or `directory` has another one."""
+    """Return the encoding `name`, built-in or from `directory`; UserError if there is none."""
     if not isinstance(name, str) or not name.startswith(PREFIX):
         return encodings.by_name(name)
     encoding = read(directory)
@@ -198,7 +198,7 @@ def encoding_in(directory: str) -> Encoding:
 
 
 def read(directory: str) -> TokeniserEncoding:
-    """Return the encoding of the tokeniser in `directory`; UserError if decoding changes texts."""
+    """Return the encoding of a directory's tokeniser; UserError if the tokeniser cannot be used."""
     files = _files_in(directory, [*run_files.TOKENISER_FILES, CONFIG_FILE])
     return _of_files({TOKENISER: storage.join(directory, TOKENISER), **files})
 
@@ -250,7 +250,7 @@ def _own(files: Mapping[str, str]) -> Any:
     """Return transformers' tokeniser from files {name: path}; may raise any exception."""
     from transformers import AutoTokenizer, TokenizersBackend  # transformers loads slowly
 
-    # AutoTokenizer needs a config of the model or the tokeniser that names the class.
+    # AutoTokenizer needs the tokeniser's class from config.json or tokenizer_config.json.
     is_said = CONFIG_FILE in files or SETTINGS in files
     kind: Any = AutoTokenizer if is_said else TokenizersBackend
     with tempfile.TemporaryDirectory() as folder:
@@ -314,7 +314,7 @@ def without_prefix_space(rules: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bare(rule: Any) -> Any:
-    """Return a tokeniser's rule without its space before texts; None if nothing else remains."""
+    """Return a tokeniser's rule, changed to put no space before texts; None to omit the rule."""
     if not isinstance(rule, dict):
         return rule
     bare = dict(rule)
@@ -340,7 +340,7 @@ def _ends_in(path: str | None, n_vocab: int) -> list[int]:
 
 
 def for_people(encoder: Encoder, is_chat: bool | None) -> Encoder:
-    """Return an encoder that decodes for people: in a chat, it omits special tokens."""
+    """Return an encoder to show texts to people: in a chat, decoding omits special tokens."""
     return encoder.without_special_texts() if is_chat else encoder
 
 
