@@ -1,4 +1,4 @@
-"""Labels that are collected while a policy trains (paper, section 2.3): ask, wait, learn.
+"""Collection of labels during the training of a policy, as in section 2.3 of the paper.
 
 Rank 0 has the folder of labels. A resumed run learns from the same answers, although people may
 have added others: used.jsonl in the folder gets a line for each reward model before it learns:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 
 POLL_SECONDS = 1.0  # seconds between two checks for new answers
-REPORT_SECONDS = 60.0  # seconds between two lines about missing labels
+REPORT_SECONDS = 60.0  # seconds between two messages about missing labels
 HOUR = 3600.0
 TAG = 'online/'  # prefix of the statistics' names in TensorBoard
 _USED = {'step': COUNT, 'answers': dict, 'digest': str}  # required fields of each used.jsonl line
@@ -83,7 +83,7 @@ class Collection(Hook):
         self._wait(step)
         if self.schedule.is_trained_at(step):
             self._learn(step)
-        elif not self.retrainer.is_trained:  # the run was resumed, and checkpoints hold no head
+        elif not self.retrainer.is_trained:  # a resumed run lacks its head: checkpoints omit heads
             last = max(each for each in self.schedule.training_steps() if each < step)
             self.retrainer.train(self._labels_of(last), last)
 
@@ -163,7 +163,7 @@ class RunLabels:
             self.score = KnownReward(encoding).score
         serve(self.folder.path, phase, stack)
         self.answered = 0  # number of answered questions at the last count
-        self.reported = -REPORT_SECONDS  # time of the last line about missing labels
+        self.reported = -REPORT_SECONDS  # time of the last message about missing labels
 
     def ask(self, step: int) -> None:
         """Ask the questions due before `step`; a simulated labeller, if any, answers them."""
@@ -210,7 +210,7 @@ class RunLabels:
         elif before['digest'] != used['digest']:
             raise UserError(
                 f'{folder.path}: answers from which a reward model has learned were changed;'
-                ' restore the files, or begin again under another NAME'
+                ' restore the files, or start a new run under another NAME'
             )
         if (directory := self.phase.run.directory) is not None:
             learned, held_out, _ = split(labels.tensors, self.reward_settings, self.encoder)
@@ -225,7 +225,7 @@ def serve(folder: str, phase: TrainPolicy, stack: contextlib.ExitStack) -> None:
     options = phase.run.serve
     if options is None:
         return
-    # Only a run that serves a page needs its libraries.
+    # Import the libraries of the page only in a run that serves the page.
     from lm_human_preferences.labels.page.server import LabelServer
 
     with option_renamed(options.option_name('labellers')):
@@ -270,7 +270,7 @@ def collected(folder: LabelFolder) -> list[Answer]:
 def statistics(
     used: Mapping[str, Any], loss: float, prediction: Prediction | None
 ) -> dict[str, float]:
-    """Return TensorBoard statistics {name without TAG: number} of a reward model's training."""
+    """Return TensorBoard statistics {name: number} of a reward model's training; names lack TAG."""
     found = {'model': used['model'], 'wanted': used['wanted'], 'labels': used['labels']}
     found['loss'] = loss
     if prediction is not None:
@@ -281,7 +281,7 @@ def statistics(
 
 
 def line(used: Mapping[str, Any], models: int, loss: float, prediction: Prediction | None) -> str:
-    """Return the console line about the training of one of the `models` reward models of a run."""
+    """Return the console line about training a reward model; the run trains `models` of them."""
     found = (
         f'reward model {used["model"]} of {models}, before step {used["step"] + 1}:'
         f' {used["labels"]} labels ({used["wanted"]} wanted); loss {loss:.3f}'

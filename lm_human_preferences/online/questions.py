@@ -18,7 +18,7 @@ from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.utils.core import map_micro_batches, random_stream
 
-IDLE_BATCHES = 20  # asking stops after so many batches in a row without a new question
+IDLE_BATCHES = 20  # number of batches in a row without a new question after which asking stops
 PART = 'train'  # split of the data set that queries come from
 POLICY = 'policy'  # name of the policy in training, as questions record it
 
@@ -26,14 +26,14 @@ Tokens = dict[str, list[int]]  # {field: token ids} of a query and its samples
 
 
 class Query(NamedTuple):
-    """Tokens of a query (query_length,), and the number of its text in reading order, from 1 on."""
+    """Tokens of a query (query_length,), and number of texts read so far, including the query's."""
 
     tokens: torch.Tensor
     texts_read: int
 
 
 class Queries:
-    """Queries of a task in a fixed order, which can be read from any position.
+    """Queries of a task in a fixed order; reading can begin at any position.
 
     part, labels: see lm_tasks.make_query_sampler.
     """
@@ -152,7 +152,7 @@ class QuestionSource:
             self.queries = Queries(settings.task, policy.encoder, PART, labels)
 
     def ask(self, step: int, count: int) -> bool:
-        """Add questions until the run has `count` before `step`; return whether any were added."""
+        """Add questions before `step`, up to `count` in the run; return whether any were added."""
         questions = self.writer.folder.questions
         # Questions by `./launch.py ask` have no episode.
         there = [question for question in questions.values() if question.episode is not None]
@@ -189,8 +189,9 @@ class QuestionSource:
                 return found[:count]
             idle = 0 if new else idle + 1
         raise UserError(
-            f'there is nothing left to ask: {idle * self.at_once} queries in a row had equal'
-            ' responses only, or were asked already; lower --ppo.lr or raise --rewards.kl_coef'
+            f'there is nothing left to ask: the last {idle * self.at_once} queries gave only equal'
+            ' responses or questions asked before; for more varied responses, lower --ppo.lr or'
+            ' raise --rewards.kl_coef'
         )
 
 

@@ -34,13 +34,13 @@ class Retrainer:
     phase: TrainReward
     comm: Comm
     seed: int
-    is_trained: bool = True  # whether the reward is trained already when a run is resumed
+    is_trained: bool = True  # False before the first training of a reward that checkpoints lack
 
     def __post_init__(self) -> None:
         self.settings = self.phase.settings
 
     def train(self, labels: Labels, step: int) -> tuple[float, Prediction | None]:
-        """Train on `labels` {field: (labels, ...)}, the same on all ranks, before policy `step`.
+        """Train the reward on `labels`, which all ranks have alike, before the policy's `step`.
 
         Return the mean loss of the last batches, and the accuracy of the reward on held-out labels.
         Without these, it is None; for a head, it is the accuracy in cross-validation.
