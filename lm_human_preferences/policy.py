@@ -1,4 +1,4 @@
-"""Policy: a language model with a value head (the original's policy.py)."""
+"""Policy: a language model with a value head (policy.py in OpenAI's release)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lm_human_preferences.language.trained_models import TrainedModel
 
 # Responses to a query are concatenated into one row, so that the query is computed only once.
-# Longer rows are not faster, as attention also computes scores between different responses.
+# Rows of more responses are not faster: attention also computes scores between responses.
 MOST_IN_A_ROW = 8
 
 
@@ -76,17 +76,17 @@ class Policy:
         return {'logits': self.model.logits(h), 'values': self.model.heads['value'](h)}
 
     def get_params(self) -> list[nn.Parameter]:
-        """Return the values of `parameters_by_name`, as in the original."""
+        """Return the values of `parameters_by_name` as a list."""
         return list(self.parameters_by_name().values())
 
     @torch.no_grad()
     def respond(
         self, queries: TokenIds, length: int, samples_per_query: int = 1
     ) -> dict[str, torch.Tensor]:
-        """Sample 'responses', 'logprobs' and 'values' (batch, length); padding and 0 after an end.
+        """Sample 'responses', 'logprobs' and 'values' (batch, length), all padded after an end.
 
         samples_per_query: number of neighbouring rows of `queries (batch, query_length)` that
-        repeat one query, which is computed once.
+        repeat one query, which is computed once. Logprobs and values are padded with 0.
         """
         contexts = self.embed_queries(token_ids(queries)[::samples_per_query])
         with precision.autocast(self.device):
@@ -121,7 +121,7 @@ class Policy:
         at the position that predicts each token: 'states' (blocks, batch, length, n_embd).
         """
         kept = BlockInputs(blocks)
-        # Token ids stay in host memory, so that the layout is computed without waiting for a GPU.
+        # Keep token ids in host memory, so that finding the padding does not wait for the GPU.
         responses = token_ids(responses)
         real = responses != self.padding_token
         longest = int(np.flatnonzero(real.numpy().any(0)).max()) + 1
@@ -156,7 +156,7 @@ class Policy:
         samples_per_query: int,
         blocks: Sequence[int],
     ) -> torch.Tensor:
-        """Return the 'states' of analyze_responses (see `blocks` there), and nothing else."""
+        """Return only the 'states' that analyze_responses returns for the given `blocks`."""
         kept = BlockInputs(blocks)
         self._hidden_before(queries, responses.cpu(), samples_per_query, kept)
         return kept.stacked().reshape(len(blocks), *responses.shape, -1)

@@ -1,4 +1,4 @@
-"""Reward models: language models with a head that scores responses (the original's rewards.py)."""
+"""Reward models: language models with a head that scores responses (OpenAI's rewards.py)."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ class Scorer(nn.Module):
         }
 
     def get_params(self) -> list[nn.Parameter]:
-        """Return the values of `parameters_by_name`, as in the original."""
+        """Return the values of `parameters_by_name` as a list."""
         return list(self.parameters_by_name().values())
 
     def get_rewards_op(self, queries: TokenIds, responses: TokenIds) -> torch.Tensor:
         """Return differentiable rewards (batch[, n]) of `responses (batch[, n], length)`."""
-        # Token ids stay in host memory, so that the layout is computed without waiting for a GPU.
+        # Keep token ids in host memory, so that finding the padding does not wait for the GPU.
         queries, responses = token_ids(queries), token_ids(responses)
         several = responses.reshape(len(responses), -1, responses.shape[-1])
         h = self.model.last_hidden(queries, several, self.padding_token)
@@ -217,7 +217,7 @@ class EnsembleReward:
         self.padding_token = self.members[0].padding_token
 
     def get_rewards(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
-        """Return the mean reward: (batch,) or (batch, n), see Scorer.get_rewards_op."""
+        """Return the members' mean reward, (batch,) or (batch, n); see Scorer.get_rewards_op."""
         rewards = [member.get_rewards(queries, responses) for member in self.members]
         return torch.stack(rewards).mean(0)
 
@@ -271,7 +271,7 @@ def scopes_of(members: int) -> tuple[str, ...]:
 
 
 def locations_of(path: str, members: int | None = None) -> list[Location]:
-    """Return locations of `members` reward models (None: all) at `path`; UserError if missing."""
+    """Return the locations of reward models at `path`; UserError if any of `members` is missing."""
     first = reward_model_dir(path).rstrip('/')
     if members is None:
         members = recorded_members(path)
@@ -313,8 +313,8 @@ def reward_model_dir(path: str) -> str:
         )
     train = errors.typed('./launch.py train_reward')
     raise OptionError(
-        f'--rewards.trained_model {path} is not a reward model: it and its reward_model/ have no'
-        f' {run_files.SIZES}, and it is not a sequence classifier of transformers: train a reward'
-        f' model with {train}, or give the policy/ of a run of train_policy, or the reward model'
-        ' named in the settings of that run'
+        f'--rewards.trained_model {path} is not a reward model: neither this directory nor its'
+        f' reward_model/ has a file {run_files.SIZES}, and there is no sequence classifier of'
+        f' transformers: train a reward model with {train}, or give the policy/ of a run of'
+        ' train_policy, or the reward model named in the settings of that run'
     )
