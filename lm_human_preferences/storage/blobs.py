@@ -62,7 +62,7 @@ def exists(path: str) -> bool:
 
 
 def is_here(path: str) -> bool:
-    """Return whether a file, a local folder or a model on the hub can be read without network."""
+    """Return whether a file, a local folder or a hub model can be read without network access."""
     if is_hub(path):
         return hub.is_here(path)
     return os.path.isfile(Blob(path).cached) if is_remote(path) else os.path.exists(path)
@@ -75,11 +75,11 @@ def cached_path(path: str) -> str:
         local = hub.fetched(path) if is_hub(path) else _fetched(path)
     if not os.path.exists(local):
         raise NotFound(f'{path}: no such file or directory')
-    if not os.path.isfile(local):  # reading a pipe may block for ever, and a device may not end
+    if not os.path.isfile(local):  # reading from a pipe or a device might never end
         raise StorageError(f'{local} is not a file')
     with os_errors_as(f'{path} cannot be read', kind=StorageError), open(local, 'rb') as file:
         if file.read(len(LFS)) == LFS:
-            raise StorageError(f'{local} only names a file of Git LFS: run `git lfs pull` there')
+            raise StorageError(f'{local} is a Git LFS pointer: run `git lfs pull` in its folder')
     return local
 
 
@@ -96,7 +96,7 @@ def cached_paths(paths: Sequence[str]) -> list[str]:
 
 
 def cached_directory(path: str) -> str:
-    """Return a model's local directory; download a model on the hub, with its weights."""
+    """Return a model's local directory; a model on the hub is downloaded with its weights."""
     return hub.fetched(path, with_weights=True) if is_hub(path) else path
 
 
@@ -123,7 +123,7 @@ def _download(blob: Blob, client: Context, stat: Stat) -> None:
     """Download a blob and verify it before it becomes visible."""
     if stat.size >= NOT_SILENT:
         print(f'fetching {blob.path}, {stat.size >> 20} MiB', file=sys.stderr)
-    # Each machine has its own temporary file, as machines that share a disk may not share locks.
+    # Each machine has its own temporary file, as locks may fail between machines that share a disk.
     with atomic_write(blob.cached, by=os.uname().nodename) as (file,):
         computed = client.copy(blob.path, file.name, overwrite=True, return_md5=True)
         size = os.path.getsize(file.name)
@@ -185,7 +185,7 @@ def _connected(path: str) -> Iterator[tuple[Blob, Context]]:
 
 @functools.lru_cache
 def _make_client(account: str, container: str) -> Context:
-    """Return a client with few retries and the user's proxy; anonymous for the public account.
+    """Return a client with few retries and the user's proxy; it reads PUBLIC without credentials.
 
     An error of urllib3 says within seconds that the server cannot be reached.
     """

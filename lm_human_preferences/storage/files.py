@@ -55,7 +55,7 @@ def is_within(path: str, directory: str) -> bool:
 
 @contextlib.contextmanager
 def atomic_write(*targets: str, by: str | None = None) -> Iterator[list[BinaryIO]]:
-    """Yield open files, which replace `targets` in order after the block; none does on an error.
+    """Yield open files, which replace `targets` in order if the block ends without an error.
 
     A killed process leaves TARGET.BY.part. by: the writer's name, by default its process number.
     """
@@ -157,7 +157,7 @@ def write_bytes(path: str, data: bytes) -> None:
 
 
 def write_json(path: str, value: Any) -> None:
-    """Write `value` as JSON to a local file, indented as in the original; or UserError."""
+    """Write `value` to a local file as JSON with the original's indent; UserError if that fails."""
     with os_errors_as(f'cannot write {path}'):
         write_bytes(path, json.dumps(value, indent=2).encode())
 
@@ -233,7 +233,7 @@ def open_to_others(path: str) -> str | None:
             if stat.S_ISLNK(state.st_mode) or not state.st_mode & stat.S_IWOTH:
                 continue
             is_sticky = bool(state.st_mode & stat.S_ISVTX)
-            # Volumes of containers are open to everybody, so mount points are accepted.
+            # Mount points are trusted, as the volumes of containers are open to everybody.
             if is_foreign or not (is_sticky or os.path.ismount(part)):
                 return f'everybody may write to {part}, and replace what is in it'
             is_shared = is_shared or is_sticky

@@ -1,4 +1,4 @@
-"""Models and data sets on the Hugging Face hub, downloaded by its library into its cache.
+"""Models and data sets on the Hugging Face hub, downloaded by huggingface_hub into its cache.
 
 Pickles and code are never fetched with a model. If the hub cannot be reached, the cache is used.
 """
@@ -17,7 +17,7 @@ from lm_human_preferences.storage.paths import (
     with_scheme,
 )
 
-# huggingface_hub reads variables of the environment when it is imported, perhaps by transformers.
+# Set these variables before any library imports huggingface_hub, which reads them only then.
 # Downloads by Xet are disabled because they have no timeouts.
 os.environ['HF_HUB_DISABLE_XET'] = '1'
 os.environ['HF_HUB_DISABLE_TELEMETRY'] = '1'
@@ -31,7 +31,7 @@ IN_FOLDERS = '*/*'  # not downloaded: files in folders, such as onnx/, for other
 
 
 def pinned(name: str, *, ask: bool = True) -> str:
-    """Download a file, or a model without its weights; return its path with the commit.
+    """Download a file, or a model without its weights; return an hf:// path that names the commit.
 
     ask: False to use the cached commit, without asking the hub.
     """
@@ -41,13 +41,13 @@ def pinned(name: str, *, ask: bool = True) -> str:
     except StorageError as e:
         if is_hub(name):
             raise
-        raise StorageError(f'there is no directory {name}, nor a model: {e}') from e
+        raise StorageError(f'there is no directory {name}, and no model was found: {e}') from e
     directory = copy.removesuffix(f'/{hub.name}') if hub.name else copy
-    return hub.at(os.path.basename(directory))  # the cache names directories by commits
+    return hub.at(os.path.basename(directory))  # the hub's cache names directories after commits
 
 
 def is_here(path: str) -> bool:
-    """Return whether a file, or a model's config, can be read without network."""
+    """Return whether a file, or a model's config, is in the hub's cache."""
     hub = HubPath(path)
     names = (hub.name,) if hub.name else CONFIGS
     return any(isinstance(_in_cache(hub, name), str) for name in names)
@@ -60,9 +60,9 @@ def _in_cache(hub: HubPath, name: str) -> Any:
     return try_to_load_from_cache(hub.repository, name, revision=hub.revision, repo_type=hub.kind)
 
 
-@functools.cache  # a branch of the hub stays the same commit as long as a process runs
+@functools.cache  # within one process, a branch always means the same commit
 def fetched(path: str, *, with_weights: bool = False, only_cached: bool = False) -> str:
-    """Return the local path of a file on the hub, or of a model's directory, after a download."""
+    """Download a file or a model's directory from the hub if needed; return the local path."""
     from huggingface_hub import errors, hf_hub_download, snapshot_download
 
     hub = HubPath(path)

@@ -8,7 +8,7 @@ from typing import Any
 
 from lm_human_preferences.errors import UserError, about_option, os_errors_as
 
-PUBLIC = 'openaipublic'  # account of the original's published files, which never change
+PUBLIC = 'openaipublic'  # Azure account with the original's published files, which never change
 HUB = 'hf://'  # prefix of paths on the Hugging Face hub
 _URL = re.compile(
     r'(?:az://(?P<azure>[a-z0-9]+)/'
@@ -147,7 +147,7 @@ def absolute(path: str) -> str:
 
 
 def staging_dir(directory: str) -> str:
-    """Return a run's local directory: for a remote one, the folder of files to upload."""
+    """Return a run's local directory: for a remote run, the folder of files to upload."""
     if not is_remote(directory):
         return directory
     with about_option('--save_dir', StorageError):

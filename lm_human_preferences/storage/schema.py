@@ -6,7 +6,7 @@ COUNT = range(2**63)
 
 
 def matches_schema(value: Any, schema: Any) -> bool:
-    """Return whether a JSON `value` fits `schema`: types, ranges, lists, tuples and dicts."""
+    """Return whether a JSON `value` fits `schema`, which is a type, range, list, tuple or dict."""
     if isinstance(schema, dict):
         return isinstance(value, dict) and all(
             name in value and matches_schema(value[name], part) for name, part in schema.items()

@@ -15,7 +15,7 @@ from lm_human_preferences.storage.blobs import cached_path
 from lm_human_preferences.storage.paths import StorageError
 
 STANDARD_INPUT = '-'  # path that stands for standard input
-TABLES = ('.csv', '.tsv')  # endings of the names of files that hold tables
+TABLES = ('.csv', '.tsv')  # extensions of files that hold tables
 
 
 def read_text(path: str) -> str:
@@ -49,8 +49,8 @@ def _decoded(data: bytes, path: str) -> str:
         return data.decode('utf-8-sig')
     except UnicodeDecodeError as e:
         raise StorageError(
-            f'{path} cannot be read as UTF-8 text: {e}; if it is a file of Windows, `iconv -t UTF-8'
-            ' -f CP1252`, or `-f UTF-16`, converts it'
+            f'{path} cannot be read as UTF-8 text: {e}; convert a file from Windows by'
+            ' `iconv -t UTF-8 -f CP1252` or `iconv -t UTF-8 -f UTF-16`'
         ) from e
 
 
@@ -65,7 +65,7 @@ def read_json_lines(path: str) -> list[tuple[str, Any]]:
 
 
 def parse_json_lines(text: str, name: str) -> list[tuple[str, Any]]:
-    """Return (where, value) for each line that is not empty; `where` names the line in messages."""
+    """Return (where, value) for each line that is not empty; `where` names file and line."""
     found = []
     for number, line in enumerate(text.split('\n'), start=1):
         if line.strip():
@@ -81,7 +81,7 @@ def parse_json(text: str | bytes, where: str) -> Any:
     """
     try:
         return json.loads(text, object_pairs_hook=_each_name_once)
-    except (ValueError, RecursionError) as e:  # ValueError also for very long numbers
+    except (ValueError, RecursionError) as e:  # very long numbers also raise ValueError
         raise StorageError(f'{where} is not JSON: {e}') from e
 
 
@@ -100,7 +100,7 @@ def is_table(path: str) -> bool:
 
 
 def read_table(path: str) -> list[tuple[str, dict[str, str]]]:
-    """Return (where, {column: text}) for each row of a table; `where` names the line in messages.
+    """Return (where, {column: text}) for each row of a table; `where` names file and line.
 
     Empty rows are skipped: spreadsheets write them in place of deleted ones. A column without a
     name, such as pandas' row numbers, is called 'column 1'. StorageError for a row that is not as
@@ -130,7 +130,7 @@ def read_table(path: str) -> list[tuple[str, dict[str, str]]]:
             where = f'{path}, line {reader.line_num + 1}'
     except csv.Error as e:
         raise StorageError(
-            f'{where} is not a row of a table: {e}; does a quotation mark have no end?'
+            f'{where} is not a row of a table: {e}; is a closing quotation mark missing?'
         ) from e
     return found
 

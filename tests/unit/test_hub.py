@@ -215,7 +215,7 @@ def test_whether_all_weights_are_in_the_cache(hub_server, tmp_path):
 
 
 def test_a_name_that_is_neither_a_directory_nor_on_the_hub():
-    with pytest.raises(UserError, match='directory runs/mine, nor a model: hf://runs/mine: 401 '):
+    with pytest.raises(UserError, match='mine, and no model was found: hf://runs/mine: 401 '):
         TrainedModel('runs/mine')
     told = failure(TrainedModel, 'hf://datasets/org/labels/sentiment/offline.json')
     assert told.endswith('this path is not a model: give hf://ORG/NAME')

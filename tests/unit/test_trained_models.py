@@ -204,7 +204,7 @@ def test_weights_that_were_fetched_in_part_say_what_is_missing(tmp_path):
     told = f'{tmp_path} has neither model.safetensors nor model.safetensors.index.json'
     assert error_of(tmp_path).startswith(told)
     path.write_text('version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n')
-    told = f'{path} only names a file of Git LFS: run `git lfs pull` there'
+    told = f'{path} is a Git LFS pointer: run `git lfs pull` in its folder'
     assert error_of(tmp_path).endswith(told)
 
 
