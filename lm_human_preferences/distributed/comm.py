@@ -1,4 +1,4 @@
-"""Communication between ranks: `Comm` serves one process, torch_comm.py several."""
+"""Communication between ranks: `Comm` is for a single rank, TorchComm for several ranks."""
 
 import functools
 import importlib
@@ -18,7 +18,7 @@ MEETING_SECONDS = 1  # seconds between the ranks' messages while rank 0 works al
 
 
 class Gradients:
-    """Gradients of a single rank, without averaging; base class for several ranks."""
+    """Gradients of a single rank, without averaging; base class of gradients of several ranks."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         self.parameters = list(parameters)
@@ -29,7 +29,7 @@ class Gradients:
             parameter.grad = None
 
     def require_sync(self) -> None:
-        """Announce the last backward pass of an update, with which averaging may overlap."""
+        """Announce the last backward pass of an update; averaging may overlap with this pass."""
 
     def synchronize(self) -> None:
         """Wait until every gradient is averaged over ranks."""
@@ -111,6 +111,6 @@ def init_comm(allreduce: str = 'auto', seconds: int = ALLREDUCE_TIMEOUT) -> Comm
     if launch_methods.current().size == 1:
         hardware.limit_alone()
         return Comm()
-    # torch_comm is imported late, as it imports this module and a single rank never needs it.
+    # Import torch_comm late: it imports this module, and a single rank does not need torch_comm.
     torch_comm = importlib.import_module('lm_human_preferences.distributed.torch_comm')
     return torch_comm.TorchComm(allreduce, seconds)

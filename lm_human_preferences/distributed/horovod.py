@@ -1,4 +1,4 @@
-"""Averaging by Horovod over MPI, as in the original, if Horovod was built for this MPI."""
+"""Averaging by Horovod over MPI, as in the original, if Horovod was built for the MPI in use."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Horovod:
         return lambda: self._wait(handle)
 
     def _wait(self, handle: int) -> None:
-        """Wait for a sum; raise RankLost after a time, as Horovod itself would wait for ever."""
+        """Wait for a sum over ranks; raise RankLost at a timeout. Horovod has no timeout."""
         until = time.monotonic() + self.seconds
         while not self.hvd.poll(handle):
             if time.monotonic() > until:
@@ -68,14 +68,14 @@ def is_chosen(allreduce: str, family: Family | None) -> bool:
         raise UserError(
             '--run.allreduce horovod: no Horovod is installed for this torch (with NCCL if there'
             f' are GPUs) and {family.name if family else "a launcher without MPI"}: compile Horovod'
-            ' by `sh tools/horovod.sh` for MPICH, or by `MPI=openmpi sh tools/horovod.sh` for Open'
-            ' MPI, and start the ranks by the mpiexec of this MPI; or give --run.allreduce auto'
+            ' with `sh tools/horovod.sh` for MPICH, or `MPI=openmpi sh tools/horovod.sh` for Open'
+            ' MPI, and start the ranks with mpiexec of the same MPI; or give --run.allreduce auto'
         )
     return False
 
 
 def is_usable(family: Family | None) -> bool:
-    """Return whether Horovod is installed and built for this MPI; otherwise it would crash."""
+    """Return whether Horovod is installed for the MPI `family`; with another MPI it would crash."""
     if family is None or mpi_of_build() is not family:
         return False
     import torch
@@ -88,7 +88,7 @@ def is_usable(family: Family | None) -> bool:
 
 
 def mpi_of_build() -> Family | None:
-    """Return the MPI that Horovod was built for, found without loading it; None without Horovod."""
+    """Return the MPI for which Horovod was built; None without Horovod. Horovod is not loaded."""
     spec = importlib.util.find_spec('horovod')
     for folder in (spec and spec.submodule_search_locations) or ():
         for path in Path(folder, 'torch').glob('mpi_lib*.so'):

@@ -52,7 +52,7 @@ class Launch(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """Address of the key-value store where ranks meet; keys begin with `job`, new at a restart."""
+    """Address of the ranks' key-value store. All keys begin with `job`, which restarts change."""
 
     address: str
     port: int
@@ -60,14 +60,14 @@ class Endpoint(NamedTuple):
 
 
 def current() -> Launch:
-    """Return how this process was launched, by its environment variables."""
+    """Return how this process was launched, according to its environment variables."""
     is_torch = all(os.environ.get(name) for name in _TORCH_VARIABLES)
     # torchrun may itself be started by mpiexec or srun, once on each host.
     if is_torch and 'TORCHELASTIC_RUN_ID' in os.environ:
         return _by_torch()
     for family, prefix in ((OPEN_MPI, 'OMPI_COMM_WORLD'), (MPICH, 'PMI')):
         size = _number(f'{prefix}_SIZE')
-        if size:  # mpiexec, and for MPICH also `srun --mpi=pmi2`, sets the number of ranks
+        if size:  # set by mpiexec, or by `srun --mpi=pmi2` with MPICH
             return Launch(f'mpiexec of {family.name}', size, _number(f'{prefix}_RANK'), family)
     if is_torch:
         return _by_torch()
@@ -128,7 +128,7 @@ def _number(*variables: str) -> int:
 
 
 def become_mpiexec(size: int) -> NoReturn:
-    """Replace this process by an mpiexec that runs its command on `size` ranks of this host."""
+    """Replace this process by mpiexec, which runs the same command on `size` ranks of this host."""
     is_terminal = sys.stdout.isatty() and sys.stderr.isatty()
     variables = rank_environment()
     variables[TERMINAL] = str(is_terminal)
@@ -136,7 +136,7 @@ def become_mpiexec(size: int) -> NoReturn:
         columns = shutil.get_terminal_size().columns
         variables.update(COLUMNS=str(columns), TQDM_NCOLS=str(columns - 1))
     words = [*mpiexec_words(size), sys.executable, *sys.orig_argv[1:]]
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # mpiexec would warn that Python ignores SIGPIPE
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # mpiexec warns if it inherits an ignored SIGPIPE
     # mpiexec reads /dev/null, because a terminal stops background programs that read from it.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.execve(words[0], words, variables)

@@ -96,7 +96,7 @@ def _meet_over_mpi(launch: Launch, family: Family) -> tuple[Endpoint, socket.soc
         # Other users of these hosts may reach the store, so its keys begin with a random secret.
         found = secrets.token_hex(16), listener.getsockname()[1], list(interfaces())
         message[:] = json.dumps(found).encode().ljust(len(message))
-    world.Bcast(message)  # Bcast sends bytes, while mpi4py would pickle an object
+    world.Bcast(message)  # Bcast sends raw bytes; bcast, in lower case, would pickle an object
     job, port, addresses = json.loads(message)
     return Endpoint(reachable(addresses, port), port, job), listener
 
@@ -113,14 +113,14 @@ def load_mpi(family: Family) -> ModuleType:
     except (ImportError, RuntimeError) as e:
         raise UserError(
             f'{family.name} started these ranks, but mpi4py cannot load {family.soname}'
-            f' ({" ".join(str(e).split())}): name it by MPI4PY_LIBMPI=/path/to/{family.soname}, or'
-            ' start the ranks by the MPICH that `sh tools/setup.sh` installs, or by torchrun'
+            f' ({" ".join(str(e).split())}): set MPI4PY_LIBMPI=/path/to/{family.soname}, or'
+            ' start the ranks with the MPICH that `sh tools/setup.sh` installs, or with torchrun'
         ) from e
     return MPI
 
 
 def _libraries(soname: str) -> list[str]:
-    """Return paths to try for a library: beside the launcher, in this environment, anywhere."""
+    """Return paths of a library near the launcher and in this environment; last its bare name."""
     prefixes = [Path(sys.prefix)]
     with contextlib.suppress(OSError):  # the launcher may belong to another user
         prefixes.insert(0, Path(os.readlink(f'/proc/{os.getppid()}/exe')).parents[1])
@@ -151,7 +151,7 @@ def listen(place: Endpoint) -> socket.socket:
     except OSError as error:
         raise UserError(
             f'rank 0 cannot listen at {place.address}, TCP port {place.port} ({error.args[-1]}):'
-            " set MASTER_PORT to a free port, and MASTER_ADDR to its host's name, for all ranks"
+            " set MASTER_PORT to a free port, and MASTER_ADDR to rank 0's host name, for all ranks"
         ) from error
 
 
@@ -167,7 +167,7 @@ def open_store(place: Endpoint, listener: socket.socket | None, seconds: int) ->
         raise RankLost(
             f'nothing answers at {place.address}, TCP port {place.port} within {seconds} s:'
             ' MASTER_ADDR and MASTER_PORT must name the host of rank 0 and a free port there'
-            ' (torchrun: by --local-addr on that host)'
+            ' (with torchrun, give --local-addr on that host)'
         )
     store = dist.TCPStore(place.address, place.port, wait_for_workers=False, **options)
     return dist.PrefixStore(place.job, store)

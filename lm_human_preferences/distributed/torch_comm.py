@@ -64,7 +64,7 @@ class TorchComm(Comm):
         """Choose this rank's GPU, or its number of threads if no rank on this host sees a GPU."""
         devices = range(torch.cuda.device_count())
         gpus = [str(torch.cuda.get_device_properties(each).uuid) for each in devices]
-        # Containers of a host share its boot id but not its processors, so add the host name.
+        # The host name tells containers apart: they share a boot id, but not the host's processors.
         host = f'{socket.gethostname()} {Path("/proc/sys/kernel/random/boot_id").read_text()}'
         own = host, gpus, sorted(os.sched_getaffinity(0))
         of_ranks = self.all_gather_object(own)
@@ -141,7 +141,7 @@ class OverlappedGradients(Gradients):
         self.buckets: list[torch.Tensor] = []  # one vector of concatenated gradients per bucket
         # `bucket_views` maps a parameter to its bucket's index and its gradient in that bucket.
         self.bucket_views: dict[torch.Tensor, tuple[int, torch.Tensor]] = {}
-        # `pending` counts each bucket's missing gradients in the last backward pass, else is None.
+        # None, or the number of each bucket's missing gradients in the last backward pass
         self.pending: list[int] | None = None
         self.waits: list[Callable[[], object]] = []  # functions that wait for a bucket's average
         reverse = self.parameters[::-1]

@@ -1,4 +1,4 @@
-"""Process of a rank: it ends with its launcher, and only one rank reports an error."""
+"""Process of a rank. The process ends when its launcher ends; only one rank reports an error."""
 
 import ctypes
 import faulthandler
@@ -18,14 +18,14 @@ from lm_human_preferences.utils import stop_signals, streams
 from lm_human_preferences.utils.streams import error_line
 
 _PR_SET_PDEATHSIG = 1  # Linux's prctl option: the signal that a process gets when its parent ends
-PRINT_SECONDS = 0.5  # seconds for the launcher to pass on a rank's output before it ends all ranks
+PRINT_SECONDS = 0.5  # seconds to pass on a rank's output before the launcher ends all ranks
 REPORT_SECONDS = 3  # seconds for another rank to report an error and read the run's files
 
 _clean_ups: list[Callable[[], object]] = []
 
 
 def become_rank() -> None:
-    """Make this rank end with its launcher; rank 0 prints line by line, others print nothing."""
+    """Make this rank end when its launcher ends; only rank 0 prints, line by line."""
     launch = launch_methods.current()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if launch.rank:
@@ -35,7 +35,7 @@ def become_rank() -> None:
     stdout.reconfigure(line_buffering=True)
     terminal = os.environ.get(launch_methods.TERMINAL)
     if terminal is not None:
-        streams.mute_notes(True)  # the process that started mpiexec has printed the same notes
+        streams.mute_notes(True)  # the process that started mpiexec has printed the notes
     if terminal == 'True':
         sys.stderr.isatty = lambda: True
         os.dup2(streams.STDERR, streams.STDOUT)  # one stream keeps lines and progress bars in order
@@ -63,7 +63,7 @@ def run_job(
             from lm_human_preferences.distributed import comm  # this late import loads torch
 
             run = getattr(arguments.get('hparams'), 'run', None)
-            if run is None:  # the job is no training, and has no gradients to average
+            if run is None:  # the job does not train, so it has no gradients to average
                 ranks = comm.init_comm('torch')
             else:
                 ranks = comm.init_comm(run.allreduce, run.allreduce_timeout)
@@ -105,7 +105,7 @@ def _end_all_ranks(error: BaseException, at_stop: Callable[[], None]) -> NoRetur
         is_reporter = meeting.is_reporter(is_lost=is_lost)
     if is_reporter and text:
         print(text, file=sys.__stderr__, flush=True)
-    # Other ranks wait longer than the reporting rank: the first to end makes the launcher end all.
+    # The launcher ends all ranks once one has ended, so ranks other than the reporter wait longer.
     time.sleep(PRINT_SECONDS if is_reporter else REPORT_SECONDS)
     _exit(status)
 
