@@ -42,7 +42,7 @@ def disk_errors_reported() -> Iterator[None]:
             raise
         raise UserError(
             f'{e.filename or "the output"} cannot be read or written ({e.strerror}): make room'
-            ' there, or name another place'
+            ' there or permit access, or name another file or folder'
         ) from e
 
 
@@ -57,7 +57,7 @@ def os_errors_as(failure: str, fix: str = '', kind: type[UserError] = UserError)
 
 @contextlib.contextmanager
 def no_panics() -> Iterator[None]:
-    """Raise RuntimeError for a Rust library's panic within the block; a panic is no Exception."""
+    """Raise RuntimeError if a Rust library panics: `except Exception` would not catch a panic."""
     try:
         yield
     except BaseException as panic:
@@ -92,7 +92,7 @@ def typed(command: str, *words: str) -> str:
 
 
 def option_words(name: str, value: object) -> list[str]:
-    """Return the command-line words that set the option `name` to `value`, not yet quoted."""
+    """Return the command-line words, not yet quoted, that set the option `name` to `value`."""
     text = str(value)
     return [f'--{name}={text}'] if text.startswith('-') else [f'--{name}', text]
 

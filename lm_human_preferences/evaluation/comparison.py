@@ -1,4 +1,4 @@
-"""Comparison of a policy, its reference and best-of-n sampling with the best possible rewards."""
+"""Comparison of the best possible rewards with those of a policy, its reference and best-of-n."""
 
 import itertools
 import math
@@ -10,8 +10,8 @@ from lm_human_preferences.evaluation import optimum, report
 from lm_human_preferences.evaluation.optimum import ROUNDING
 
 FEW_SAMPLES = 10  # fewest effective samples from which the best possible reward is estimated
-FEWEST_FOR_SHARE = 30  # fewest queries to estimate how much of the possible reward gain is reached
-MOST_REPEATS = 0.5  # largest fraction of samples that may be the same response in an estimate
+FEWEST_FOR_SHARE = 30  # fewest queries from which the share of the possible gain is estimated
+MOST_REPEATS = 0.5  # largest fraction of samples that one response may make up in an estimate
 
 Points = dict[str, dict[str, torch.Tensor]]  # {compared policy: {statistic: values (queries,)}}
 

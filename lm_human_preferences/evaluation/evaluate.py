@@ -1,4 +1,4 @@
-"""Comparison of a run's policy with the best possible policy at its KL (paper, section 3.1.1)."""
+"""Comparison of a run's policy with the best policy of equal KL (paper, section 3.1.1)."""
 
 import contextlib
 import json
@@ -46,7 +46,7 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
         fix = f'; `{command} --output_dir ANOTHER` writes elsewhere'
         with os_errors_as(f'--output_dir: cannot write to {output_dir}', fix):
             report.draw(results, os.path.join(output_dir, PICTURE))
-            # Results are written last: a resumed training is not evaluated again if they exist.
+            # Write results last: a resumed training is not evaluated again if its results exist.
             contents = json.dumps(results, indent=2).encode()
             storage.write_bytes(os.path.join(output_dir, run_files.RESULTS), contents)
     place = save_dir if output_dir == directory else output_dir

@@ -21,7 +21,7 @@ from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.logging import progress
 
-MOST_RESPONSES = 300_000  # maximum number of possible responses to enumerate; if more, sample
+MOST_RESPONSES = 300_000  # maximum number of responses to enumerate; beyond, responses are sampled
 MOST_TEXTS = 16_384  # maximum number of responses to enumerate for slow rewards that read texts
 QUERIES = 64  # default number of queries from an endless data set
 DRAWS = 2048  # number of draws from a finite data set after which every query has occurred
@@ -39,7 +39,7 @@ class Models(NamedTuple):
 
 
 class Responses(NamedTuple):
-    """Log-probabilities and {reward name: scores} of all responses to each query, or of samples.
+    """Log-probabilities and {reward name: scores} of all or of sampled responses to each query.
 
     Tensors are (queries, responses).
     """
@@ -105,8 +105,8 @@ def queries_of(
         labels=source.label_source(),
     )
     queries = sampler()['tokens'].unique(dim=0)
-    # `unique` sorts, so queries are chosen at random: neighbours resemble each other.
-    # A separate generator leaves the global one unchanged, which samples the responses later.
+    # Queries are chosen at random, because `unique` sorts similar queries together.
+    # A separate generator is used, because the global generator samples the responses later.
     generator = torch.Generator().manual_seed(seed)
     return queries[torch.randperm(len(queries), generator=generator)[:count]]
 

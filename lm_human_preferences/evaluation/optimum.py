@@ -68,7 +68,7 @@ def frontier(
 
 
 def beta_grid(rewards: torch.Tensor) -> list[float]:
-    """Return 50 decreasing betas, from almost no KL to almost only best responses."""
+    """Return 50 decreasing betas: the first permits almost no KL, the last almost any KL."""
     spread = rewards.double().std(-1).mean().clamp(min=ROUNDING)
     return (spread / torch.logspace(-1.5, 1.5, 50, dtype=torch.float64)).tolist()
 
@@ -139,14 +139,14 @@ def best_of_n(
 
 
 def standard_error(values: torch.Tensor) -> torch.Tensor:
-    """Return the standard error of the mean over queries of independent `values (queries, ...)`."""
+    """Return the standard error of the mean of `values (queries, ...)` of independent queries."""
     if len(values) < 2:
         return values.new_full(values.shape[1:], math.nan, dtype=torch.float64)
     return values.double().std(0) / math.sqrt(len(values))
 
 
 def mixture(log_ratios: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log-probabilities of samples under reference and policy: (queries, samples) each.
+    """Return log-probabilities (queries, samples) of samples under the reference and the policy.
 
     log_ratios (queries, samples): log pi / rho of samples, half from the reference rho and half
     from the policy pi. So all samples come from (rho + pi) / 2, and a sample's weight under rho is
@@ -208,7 +208,7 @@ def all_logprobs(policy: Policy, queries: torch.Tensor, length: int) -> torch.Te
 
 
 def _extended(context: torch.Tensor, n_vocab: int, length: int) -> torch.Tensor:
-    """Return `context (n,)` with all responses after it: (n_vocab ** length, n + length)."""
+    """Return `context (n,)` followed by each response: (n_vocab ** length, n + length)."""
     responses = all_responses(n_vocab, length)
     return torch.cat([context.cpu().expand(len(responses), -1), responses], dim=1)
 

@@ -23,7 +23,7 @@ BEST_OF = (4, 16)
 BEST_OF_N = 'best_of_'  # prefix of the names of best-of-n policies in an evaluation's results
 JUDGE = 'judge'  # name of the reward given by --judge in an evaluation's results
 FRONTIER = 'frontier'  # key of the best possible rewards by KL in an evaluation's results
-# suffix of the name of a best-of-n policy whose samples the reward model chooses
+# suffix of a best-of-n policy's name if the reward model chooses the best response
 BY_REWARD_MODEL = '_by_reward_model'
 REWARD_MODEL, CLASSIFIER, FUNCTION = 'reward model', 'classifier', 'reward function'
 COLUMNS = {
@@ -85,7 +85,7 @@ def labels_of(results: dict[str, Any], reward: str) -> dict[str, str]:
 
 
 def _cell(values: Point, name: str, queries: int) -> str:
-    """Format a number with its 95 % interval: '' if a policy has no such number, '-' if unknown."""
+    """Format a number with its 95 % interval; '-' if the number is unknown, '' if there is none."""
     if name not in values:
         return ''
     if values[name] is None:

@@ -61,7 +61,7 @@ def score(run: str, file: str, too_long: str) -> None:
 def _by_texts(
     scorer: TextScorer, named: Sequence[Named], columns: Sequence[dict[str, Any]]
 ) -> Iterator[Scores]:
-    """Yield the Scores of each response by a reward that reads texts."""
+    """Yield the Scores that `scorer`, which reads texts, gives to each response."""
     texts = []
     for (query, responses), others in zip(named, columns, strict=True):
         texts += [joined(query, text, others) for text in responses.values()]
@@ -76,7 +76,7 @@ def _by_tokens(
     named: Sequence[Named],
     too_long: str,
 ) -> tuple[Iterator[Scores], list[str]]:
-    """Return scores of responses by a reward model that reads tokens, and notes for the user."""
+    """Return (scores of responses by a reward model that reads tokens, notes for the user)."""
     saved = saved_model(run)
     tokeniser = Tokeniser(saved.encoding, _task_of(run), too_long, option='--too_long')
     pairs: list[Pair | None] = []
@@ -88,7 +88,7 @@ def _by_tokens(
         except Skipped:
             pairs += [None] * len(responses)
     with warnings_only():
-        model = load_saved(saved)  # the model is loaded last, as it may be a large download
+        model = load_saved(saved)  # the model may be a large download, so check texts first
     scores = _scores(model, [pair for pair in pairs if pair])
     none: Scores = {'': None, _SPREAD: None} if isinstance(model, FrozenReward) else {'': None}
     return (next(scores) if pair else none for pair in pairs), tokeniser.notes()
@@ -105,7 +105,7 @@ def _task_of(run: str) -> TaskHParams:
 
 
 def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
-    """Return the query of a record, and its responses {name of the score's column: response}."""
+    """Return a record's query and responses, as (query, {column for a score: response})."""
     if 'chosen' in record:
         query, samples = preferences.preference(record, where)
         return query, dict(zip(('chosen', 'rejected'), samples, strict=True))
@@ -125,7 +125,7 @@ def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
 
 
 def _scores(model: LearnedReward, pairs: Sequence[Pair]) -> Iterator[Scores]:
-    """Yield the score of each pair and, if the model is a head, its standard deviation."""
+    """Yield the score of each pair; if the model is a frozen head, add the standard deviation."""
     for start in range(0, len(pairs), BATCH):
         batch = zip(*pairs[start : start + BATCH], strict=True)
         queries, responses = (_padded(each, model.padding_token) for each in batch)
