@@ -116,7 +116,7 @@ def test_a_query_may_have_the_names_that_people_use(name):
     [
         ({**ANSWERS, 'instruction': 'Add.', 'input': '2+2'}, "'instruction' and 'input'"),
         ({**WHOLE, 'prompt': 'Why?'}, 'whole transcripts, which hold the query: remove the field'),
-        ({**IN_MESSAGES, 'prompt': 'Who?'}, "another query than the field 'prompt'"),
+        ({**IN_MESSAGES, 'prompt': 'Who?'}, "a query that differs from the field 'prompt'"),
         ({'chosen': [USER, GOOD], 'rejected': [USER, GOOD, USER]}, 'ends with a turn of the user'),
         ({'prompt': 'a', 'chosen': [{**GOOD, 'role': 'bot'}], 'rejected': [BAD]}, "role 'bot'"),
         # a message of the system would be lost, or a text of the user would be another's turn
@@ -204,7 +204,7 @@ def test_fields_that_are_not_read_are_named_once_with_their_records(tmp_path):
     [
         (
             {'text': 'a', 'more': 1},
-            'it has the fields text, more, and needs query, sample0, sample1 and best, or prompt,',
+            'it has the fields text, more, but needs query, sample0, sample1 and best, or else',
         ),
         ({'query': 'a', 'sample0': 'b', 'sample1': 2, 'best': 0}, "field 'sample1' is a int"),
         ({'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': 2}, 'from 0 to 1, not 2'),
@@ -313,7 +313,7 @@ def test_preferences_are_the_best_with_each_of_the_others():
     compared = [{**label, 'difference': difference} for difference in (-2.0, 0, 0.5)]
     found = preferences(compared, label_types.get('scalar_compare'))
     assert [each['chosen'] for each in found] == ['b', 'c']
-    with pytest.raises(UserError, match='ratings of one response prefer none'):
+    with pytest.raises(UserError, match='ratings hold no preferences'):
         list(preferences([], label_types.get('scalar_rating')))
 
 

@@ -28,7 +28,7 @@ PARTS = {  # {split of the labels in evaluation.reward_on_labels: its name in th
 
 def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]:
     """Return the report of `./launch.py labels` for JSON. without: labellers to leave out."""
-    of_named: Said = {}  # only named labellers: one person may have given all unnamed answers
+    of_named: Said = {}  # without unnamed answers, which may all come from one person
     disagreements: Said = {}
     answered = retired = 0
     for question in folder.questions.values():
@@ -36,7 +36,7 @@ def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]
         given = {each.labeller: each.value for each in answers if each.value is not None}
         answered += bool(given)
         retired += question.is_retired(folder.answers_to(question))
-        if question.kind == GOLD:  # gold questions are too easy to measure agreement
+        if question.kind == GOLD:  # gold questions are easy, so agreement on them says little
             continue
         named = [name for name in given if not is_unnamed(name)]
         of_named[question.id] = {name: given[name] for name in named}
@@ -56,7 +56,7 @@ def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]
 
 
 def _agreement(folder: LabelFolder, said: Said) -> dict[str, Any]:
-    """Return the fraction of equal pairs of answers (None if numeric) and Krippendorff's alpha."""
+    """Return how often pairs of answers are equal (None for numbers), and Krippendorff's alpha."""
     label_type = folder.label_type
     equal: dict[str, int] = {}  # {id of a question: number of pairs of equal answers}
     pairs: dict[str, int] = {}
@@ -192,7 +192,7 @@ def lines(folder: str, found: Facts) -> Iterator[str]:
 
 
 def _measured(found: Facts) -> list[list[str]]:
-    """Return one table with the agreement of labellers and with each comparison of two policies."""
+    """Return one table of the labellers' agreement and of each comparison between two policies."""
     agreed = found['agreement']
     where = f'agreement, {agreed["pairs"]} pairs of answers to {agreed["questions"]} questions'
     result = alpha = interval = chance = NOTHING

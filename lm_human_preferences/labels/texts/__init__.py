@@ -1,1 +1,1 @@
-"""Labels as texts, in the formats of other tools: read, turned into token ids, and written."""
+"""Reading and writing labels as texts in other tools' formats, and converting them to token ids."""

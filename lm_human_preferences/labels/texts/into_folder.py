@@ -16,7 +16,7 @@ from lm_human_preferences.labels.texts.records import TextLabel, Tokens
 
 
 def as_asked(labels: Sequence[TextLabel], folder: LabelFolder) -> list[TextLabel]:
-    """Return `labels` with samples in the order in which each question was first asked.
+    """Return `labels` with each question's samples in the order of its first occurrence.
 
     UserError for an answer that is not on the folder's scale.
     """
@@ -46,7 +46,7 @@ def _in_any_order(tokens: Tokens) -> tuple[Any, ...]:
 
 
 def _moved(label: TextLabel, asked: Tokens, label_type: LabelType) -> TextLabel:
-    """Return a label with samples in the order of `asked`, and its answer renumbered to match."""
+    """Return a label with samples in the order of `asked`, and the answer renumbered to match."""
     answer = label.answer
     if answer is not None:
         _, *left = asked.values()
@@ -107,7 +107,7 @@ def add_labels(labels: Sequence[TextLabel], writer: QuestionWriter, labeller: st
     given, repeated = _answers(labels, folder, labeller)
     with contextlib.ExitStack() as stack:
         writers = {}
-        # New labellers come last: they get no file if an existing labeller's file is in use.
+        # Existing labellers come first: if one of them is at work, new labellers get no file.
         for name in sorted(given, key=lambda name: name not in folder.logs):
             writers[name] = stack.enter_context(Labeller(folder, name))
         added = add_questions(labels, writer, UNNAMED)
@@ -156,7 +156,7 @@ def _answers(
             value=label.answer,
             order=tuple(range(len(label.samples))),  # imported samples were shown in no known order
             seconds=0.0,
-            # Later rows get later times, as a training takes the oldest labels first.
+            # A training takes the oldest labels first, so times increase in the order of the rows.
             time=now + 1e-6 * number,
             is_bad=label.is_bad,
             is_imported=True,
@@ -167,7 +167,7 @@ def _answers(
 
 
 def _add_answers(labeller: Labeller, given: dict[str, Answer]) -> list[str]:
-    """Add the `given` answers that are new for a labeller; return lines that say what was done."""
+    """Add a labeller's new or changed answers from `given`; return lines that say what was done."""
     new, left_out = [], 0
     for question, answer in given.items():
         before = labeller.log.last.get(question)

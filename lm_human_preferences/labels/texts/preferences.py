@@ -19,7 +19,7 @@ from lm_human_preferences.datasets.messages import (
 )
 from lm_human_preferences.errors import UserError
 
-HUMAN, ASSISTANT = '\n\nHuman:', '\n\nAssistant:'  # texts that begin a turn of a transcript
+HUMAN, ASSISTANT = '\n\nHuman:', '\n\nAssistant:'  # strings that begin a turn of a transcript
 PAIR = ('chosen', 'rejected')
 
 
@@ -40,7 +40,7 @@ def preference(record: Mapping[str, Any], where: str) -> tuple[str, tuple[str, s
     shared = _common_length(_comparable(chosen[:-1]), _comparable(rejected[:-1]))
     for dialogue in (chosen, rejected):
         if len(dialogue) > 1 and dialogue[shared]['role'] == USER:
-            raise UnusableError(f'{where}: the dialogues answer different turns of the user')
+            raise UnusableError(f'{where}: the answers follow different messages of the user')
         if len(dialogue) > 1 and dialogue[-1]['role'] == USER:
             raise UserError(f'{where}: a dialogue ends with a turn of the user, which is no answer')
     query = _query(record, chosen[:shared], where)
@@ -69,7 +69,7 @@ def _split_transcripts(
     same = chosen[: _common_length(chosen, rejected)]
     turn = same.rfind(ASSISTANT)
     if turn <= same.rfind(HUMAN):
-        raise UnusableError(f'{where}: the transcripts answer different turns of the human')
+        raise UnusableError(f'{where}: the answers follow different messages of the human')
     end = turn + len(ASSISTANT)
     return messages.after_system(record, chosen[:end], where), (chosen[end:], rejected[end:])
 
@@ -87,8 +87,8 @@ def _query(record: Mapping[str, Any], shared: list[Message], where: str) -> str:
     fewer, query = sorted((shared, prompt or []), key=len)
     if _comparable(query[len(query) - len(fewer) :]) != _comparable(fewer):
         raise UserError(
-            f'{where}: both dialogues begin with another query than the field {field!r}: remove'
-            ' this field, or leave only the answers in the dialogues'
+            f'{where}: both dialogues begin with a query that differs from the field {field!r}:'
+            ' remove this field, or leave only the answers in the dialogues'
         )
     system = messages.system_message(record, where)
     if _comparable(query[: len(system)]) != _comparable(system):

@@ -32,7 +32,7 @@ from lm_human_preferences.labels.texts.preferences import PAIR, preference
 from lm_human_preferences.runs.run_files import LABELLER
 from lm_human_preferences.storage.schema import matches_schema
 
-TEXT_FIELDS = ('query', 'sample', 'sample0')  # fields that hold strings, or else lists of token ids
+TEXT_FIELDS = ('query', 'sample', 'sample0')  # fields whose type tells texts from token ids
 EXAMPLES = 'examples/labels has programs that convert formats of other tools'
 Tokens = dict[str, list[int]]
 
@@ -46,17 +46,17 @@ class TextLabel:
 
     query: str
     samples: tuple[str, ...]
-    answer: Value | None  # answer in the form of the label type; None if there is none
+    answer: Value | None  # answer as the label type defines it; None without an answer
     is_bad: bool = False  # whether a tie means that all samples are bad
     labeller: str | None = None
     is_pair: bool = False  # whether the record had a chosen and a rejected response
     id: int | str | None = None
-    where: str = dataclasses.field(default='', compare=False)  # file and line, for messages
+    where: str = dataclasses.field(default='', compare=False)  # file and line, for error messages
     tokens: Tokens = dataclasses.field(default_factory=dict, compare=False)
 
 
 def read(path: str) -> list[tuple[str, dict[str, Any]]]:
-    """Read JSON lines, a JSON array or a table; return [(place for messages, record)].
+    """Read JSON lines, a JSON array or a table; return [(place to name in errors, record)].
 
     path: '-' stands for standard input.
     """
@@ -105,8 +105,8 @@ def parse(
         own = ', '.join(('query', *label_type.samples))
         raise UserError(
             f'{where} is not of a known format: it has the fields'
-            f' {", ".join(map(str, record)):.80}, and needs {own} and {label_type.field}, or'
-            f' prompt, chosen and rejected, in lower case; {EXAMPLES}'
+            f' {", ".join(map(str, record)):.80}, but needs {own} and {label_type.field}, or'
+            f' else prompt, chosen and rejected, all in lower case; {EXAMPLES}'
         )
     name = messages.query_field(record, where) or 'query'
     query = after_system(record, text_field(record, name, where), where)

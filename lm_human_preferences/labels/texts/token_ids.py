@@ -57,7 +57,7 @@ def as_texts(
 
 
 def text_of(tokens: Sequence[int], field: str, encoder: Encoder) -> str:
-    """Decode the tokens of a field; a query of only the end-of-text token is empty."""
+    """Return the text of a field's tokens; '' for a query of the end-of-text token alone."""
     real = encoder.without_padding(tokens)
     return '' if field == 'query' and real == [encoder.eot_token] else encoder.decode(real)
 
@@ -71,7 +71,7 @@ def preferences(
     """
     if len(label_type.samples) < 2:
         raise UserError(
-            '--export_as preferences: ratings of one response prefer none; give --export_as text'
+            '--export_as preferences: ratings hold no preferences; give --export_as text'
         )
     for label in labels:
         same = {name: label[name] for name in (ID,) if name in label}

@@ -16,7 +16,7 @@ from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.texts import tokenisers
 from lm_human_preferences.utils.streams import printable
 
-# {name of a count in Tokeniser.counts: line for the user}
+# {name of a count in Tokeniser.counts: note that tells the user this count}
 NOTES = {
     'cut query': 'Cut: {} queries, to --task.query_length',
     'cut response': 'Cut: {} responses, to --task.response_length',
@@ -27,7 +27,7 @@ NOTES = {
 
 
 class Skipped(Exception):
-    """Exception: a label is left out, and Tokeniser.counts includes it already."""
+    """Exception for a label that is left out, after Tokeniser.counts has counted the label."""
 
 
 class Tokeniser:
@@ -72,7 +72,7 @@ class Tokeniser:
         if self.too_long == 'refuse':
             raise UserError(
                 f'{where}: a {kind} has {len(tokens)} tokens, more than {most}; give'
-                f' {self.option} cut or skip'
+                f' {self.option} cut, or {self.option} skip'
             )
         if self.too_long == 'skip':
             self.counts['skipped'] += 1
