@@ -226,7 +226,7 @@ def test_exported_encoding_is_the_one_of_the_model(tmp_path, monkeypatch):
         ({}, 'transformers knows no model None'),
         ({'model_type': 'own', 'auto_map': {'AutoModel': 'code.Model'}}, 'auto_map names, is not'),
         ({'quantization_config': {'quant_method': 'awq'}}, 'describes a quantised model, which'),
-        ({'num_hidden_layers': 10**9}, 'no model can have num_hidden_layers 1e+09'),
+        ({'num_hidden_layers': 10**9}, 'no model can have num_hidden_layers = 1e+09'),
         ({'hidden_size': 0, 'head_dim': 8}, 'can make: --n_embd must be'),
         ({'vocab_size': 99}, 'the model knows 99 tokens, but its tokeniser'),
     ],

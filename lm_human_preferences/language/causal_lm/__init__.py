@@ -1,1 +1,1 @@
-"""Causal language models of transformers; importing transformers takes seconds."""
+"""Causal language models of transformers, a library that takes seconds to import."""

@@ -1,4 +1,4 @@
-"""Architecture of a transformers model, and a check of this program's outputs for it."""
+"""Architecture of a transformers model, and a check that this program computes equal outputs."""
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,14 +21,14 @@ from lm_human_preferences.language.networks.model_kinds import CONFIG_FILE
 from lm_human_preferences.language.networks.weights import CAUSAL_LM
 from lm_human_preferences.machine import precision
 
-TOLERANCE = 1e-3  # largest difference from transformers' outputs, relative to the largest output
+TOLERANCE = 1e-3  # accepted difference from transformers' outputs, relative to the largest output
 LENGTH = 12  # number of tokens in the sequence that tests a model
 SEED = 0
-LARGE = 1000  # factor on logits that reveals a soft cap, which changes large logits most
+LARGE = 1000  # factor that makes logits large, to reveal a soft cap on them
 
 
 class CausalLM:
-    """Architecture of a causal language model of transformers.
+    """Architecture of a causal language model of the library transformers.
 
     n_vocab: number of tokens in its encoding. changes: {setting: value} that override config.json.
     """
@@ -107,7 +107,7 @@ def _check_kind(content: Any, path: str) -> None:
     if not getattr(config, 'num_attention_heads', None):
         raise UserError(
             f'{path}: models of the family {config.model_type} are not supported: they have no'
-            ' attention, so their positions cannot be set from outside, as padding needs'
+            ' attention, and accept no positions of tokens, which padding requires'
         )
 
 

@@ -1,4 +1,4 @@
-"""Configs, uninitialised models and weights from transformers; its errors become one line."""
+"""Configs, uninitialised models and weights from transformers, with errors put in one line."""
 
 import contextlib
 import functools
@@ -59,7 +59,7 @@ def explained(
 
 
 def config_of(content: Any, path: str) -> Any:
-    """Return the content of a config.json as transformers' config, with dropout 0, or UserError."""
+    """Make transformers' config, with dropout 0, from a config.json; raise UserError if invalid."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
     with explained(path):
@@ -74,7 +74,7 @@ def config_of(content: Any, path: str) -> Any:
             )
         for key, value in content.items():
             if _NUMBER_OF_LAYERS.search(key) and isinstance(value, int) and value > MOST_LAYERS:
-                raise UserError(f'{path}: no model can have {key} {value:.6g}')
+                raise UserError(f'{path}: no model can have {key} = {value:.6g}')
         taken = {key: value for key, value in content.items() if key not in _OURS_TO_SAY}
         return AutoConfig.for_model(**{**taken, **dict.fromkeys(dropout_in(taken), 0.0)})
 
@@ -90,7 +90,7 @@ def empty_model(config: Any, model_class: str = 'AutoModelForCausalLM') -> Any:
 
     with no_init_weights():
         model = getattr(transformers, model_class).from_config(config, dtype=torch.float32)
-    model.tie_weights()  # ties the output layer to the embedding if the config says so
+    model.tie_weights()  # this ties the output layer to the embedding if the config says so
     _name_constants(model)
     return model
 
@@ -107,7 +107,7 @@ def _name_constants(model: Any) -> None:
 
 
 class LibraryWeights(Weights):
-    """Weights of a transformers model, under this program's names; loaded at their first use."""
+    """Weights of a transformers model under this program's names; the first use loads the model."""
 
     def __init__(self, path: str, load_model: Callable[[], Any]) -> None:
         self.path = path
@@ -129,7 +129,7 @@ class LibraryWeights(Weights):
         copy_value(value.numpy(), parameter.detach(), f'{self.path}: {self.name_of(name)}')
 
     def unread(self, names: Collection[str]) -> list[str]:
-        """Return the names of parameters outside `names`, without that of a tied output layer."""
+        """Return the names of parameters not in `names`; a tied output layer's name is left out."""
         read = {self.name_of(name) for name in names}
         return [name for name, _ in self.model.named_parameters() if name not in read]
 
@@ -139,7 +139,7 @@ class LibraryWeights(Weights):
 
 
 class PretrainedWeights(LibraryWeights):
-    """Weights in safetensors, loaded by transformers' `model_class`, which knows old names, too."""
+    """Weights in safetensors, under new or old names, as transformers' `model_class` reads them."""
 
     def __init__(
         self, directory: str, config: Any, model_class: str = 'AutoModelForCausalLM'

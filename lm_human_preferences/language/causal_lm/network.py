@@ -16,11 +16,11 @@ from lm_human_preferences.language.networks.weights import CAUSAL_LM
 from lm_human_preferences.machine import precision
 from lm_human_preferences.utils.core import index_each
 
-ROWS_TOLERANCE = 1e-3  # accepted difference from transformers' outputs, relative to the largest
+ROWS_TOLERANCE = 1e-3  # accepted difference of outputs, relative to transformers' largest output
 
 
 class OwnNames:
-    """Names in checkpoints: transformers' names for its parameters, ours for other tensors."""
+    """Names in checkpoints: transformers names its own parameters, and we name other tensors."""
 
     def name_of(self, name: str) -> str:
         """Return a name in checkpoints: policy/norm.weight for policy/causal_lm.norm.weight."""
@@ -48,7 +48,7 @@ class TransformersCache:
 
 
 class TransformersNetwork(Network):
-    """Model of AutoModelForCausalLM, without dropout. Logits are cut to the encoding's tokens."""
+    """Model from AutoModelForCausalLM, without dropout; only tokens of the encoding get logits."""
 
     variable_names: VariableNames = OwnNames()
 
@@ -60,7 +60,7 @@ class TransformersNetwork(Network):
         scale = getattr(config, 'logit_scale', None)
         self.logit_scale = scale or 1 / getattr(config, 'logits_scaling', 1)
         self._layers = _checkpointed_layers(causal_lm)
-        # Whether the fast pass of rows.py is exact is unknown (None) until weights are loaded.
+        # `takes_rows` is None until weights are loaded and the fast pass of rows.py can be tested.
         self.takes_rows: bool | None = None if fast_pass.prepare(causal_lm) else False
         constants = [name for name, each in self.named_parameters() if not each.requires_grad]
         self.constants = frozenset(constants)
@@ -71,7 +71,7 @@ class TransformersNetwork(Network):
         return self
 
     def outputs(self, tokens: torch.Tensor, positions: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Return the last layer's outputs, computed by rows.py if that agrees with transformers."""
+        """Return the last layer's outputs; use rows.py if its outputs agree with transformers."""
         takes_rows = self._computes_by_rows()
         recomputes = self.gradient_checkpointing and torch.is_grad_enabled()
         for layer in self._layers:
@@ -98,7 +98,7 @@ class TransformersNetwork(Network):
                     kept.states[block] = rows.wanted(states[0])
                 else:
                     kept.states[block] = index_each(states, rows.read).flatten(0, 1)
-        # Outputs are float32, like the logits and values computed from them.
+        # Logits and values are computed from the outputs in float32.
         h = h.float()
         if rows.read is None or takes_rows:
             return h
@@ -151,7 +151,7 @@ def _short_outputs(network: TransformersNetwork, takes_rows: bool) -> torch.Tens
     tokens = torch.arange(10).reshape(2, 5) % network.sizes.n_vocab
     mask = torch.ones(2, 5, dtype=torch.bool)
     mask[0, 2] = mask[1, 0] = False
-    columns = torch.arange(2, 4, device=device)  # both sequences have real tokens before column 2
+    columns = torch.arange(2, 4, device=device)  # each row has an unmasked token before column 2
     network.takes_rows = takes_rows
     cache = network.new_cache(5)
     first = network.hidden(tokens[:, :4], mask[:, :4], cache, columns)
@@ -168,7 +168,7 @@ def _noted(causal_lm: Any, kept: BlockInputs | None) -> Iterator[None]:
                 assert kept is not None
                 kept.states[number] = args[0] if args else kwargs['hidden_states']
 
-            # The hook is prepended: another hook of the last block changes its arguments.
+            # This hook runs first: another hook of the last block changes the block's arguments.
             block = blocks_of(causal_lm)[number]
             hook = block.register_forward_pre_hook(note, prepend=True, with_kwargs=True)
             stack.callback(hook.remove)

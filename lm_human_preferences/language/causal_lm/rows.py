@@ -29,13 +29,13 @@ class LayerRows(Rows):
     """Layout of a batch, passed to the layers of a transformers model as the argument `rows`."""
 
     read_last: torch.Tensor | None = None  # columns (batch, n) whose outputs are wanted
-    stops: bool = False  # whether attention raises _StoppedError, which ends the layer
+    stops: bool = False  # whether attention raises _StoppedError, to skip the rest of the layer
     # The last layer runs a second time, on fewer tokens, with these keys and values of all tokens.
     all_keys_values: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 class _StoppedError(Exception):
-    """Exception that ends a layer at its attention; holds the keys and values of all tokens."""
+    """Exception that stops a layer at its attention; it holds all tokens' keys and values."""
 
     def __init__(self, reason: str, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__(reason)
@@ -72,7 +72,7 @@ def outputs(
     positions: torch.Tensor,
     rows: Rows,
 ) -> torch.Tensor:
-    """Return hidden states (batch, length, n_embd), or (batch, n, n_embd) if `rows.read` is set."""
+    """Return hidden states (batch, length, n_embd); only those at `rows.read (batch, n)` if set."""
     unpadding = rows.unpadding
     h = model(
         input_ids=unpadding.unpad(tokens).unsqueeze(0),
@@ -89,12 +89,12 @@ def outputs(
 def _reduce_to_wanted_tokens(
     layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Reduce the last layer's arguments to the tokens whose outputs are wanted; None if all are."""
+    """Reduce the last layer's arguments to the tokens to read; return None to read all tokens."""
     rows = kwargs.get('rows')
     if rows is None or rows.read_last is None:
         return None
     recomputes = layer.training
-    layer.training = False  # no gradient checkpointing while the layer runs up to its attention
+    layer.training = False  # no gradient checkpointing in a pass that stops at the attention
     try:
         layer.forward(*args, **{**kwargs, 'rows': replace(rows, stops=True)})
     except _StoppedError as stopped:
@@ -145,7 +145,7 @@ def _attention(
     q, k, v = (each[0].transpose(0, 1).to(dtype) for each in (query, key, value))
     if rows.stops:
         keys, values = rows.keys_and_values(module.layer_idx, k, v)
-        raise _StoppedError('the last layer was run only up to its attention', keys, values)
+        raise _StoppedError('the last layer was stopped at its attention', keys, values)
     if rows.all_keys_values is not None:
         q = rows.unpadding.pad(q).transpose(1, 2)
         attended = attend(q, *rows.all_keys_values, attention_mask, scaling).flatten(0, 1)
