@@ -1,1 +1,1 @@
-"""Trainers of policies and reward models; `additions` has what the original program lacked."""
+"""Trainers of policies and reward models; `additions` holds features new in this program."""

@@ -53,7 +53,7 @@ class AdaptiveKLController:
         self.params = params
 
     def update(self, current: float, n_steps: int) -> None:
-        """Adapt the coefficient to the last step's KL, `current` nats, over `n_steps` episodes."""
+        """Adapt the coefficient to `current`, the KL in nats of the last `n_steps` episodes."""
         proportional_error = np.clip(
             current / self.params.target - 1, -MOST_KL_ERROR, MOST_KL_ERROR
         )
@@ -121,7 +121,7 @@ class PPOTrainer:
         self.score_parts: dict[str, list[float]] = {}
         self.part_means: dict[str, float] = {}  # means of the score's components over ranks
         self.is_undone = False
-        self.response_means: dict[str, float] = {}  # means over the last step's responses, by name
+        self.response_means: dict[str, float] = {}  # {name: mean over the last step's responses}
         self.start_time = self.last_time = time.monotonic()
         own_networks = {'policy': self.policy, 'ref_policy': self.ref_policy}
         self.networks = {**own_networks, **self.reward_networks}
@@ -140,7 +140,7 @@ class PPOTrainer:
             rollout.scores, rollout.logprobs, rollout.ref_logprobs, kl_coef, rollout.mask
         )
         rollout.baselines = ppo.leave_one_out(rollout.rewards, samples_per_query)
-        # Epochs of minibatches: whitening, GAE, clipped loss
+        # Learn in epochs of minibatches, with whitening, GAE and a clipped loss
         train_stats = self.train(rollout)
 
         stats = self.record_step_stats(
@@ -229,7 +229,7 @@ class PPOTrainer:
     def train(self, rollout: Rollout) -> dict[str, list[torch.Tensor]]:
         """Learn in `noptepochs` shuffled passes; return {statistic: [scalar of each minibatch]}."""
         if precision.autocast_dtype(torch.float32) == torch.float32:
-            # Free the prepacked weights for sampling, which training does not need.
+            # Free the prepacked weights, which only sampling needs.
             precision.invalidate_prepacked(self.optimizer.parameters.values())
         stats: dict[str, list[torch.Tensor]] = {}
         samples_per_query = self.ppo.samples_per_query
@@ -296,7 +296,7 @@ class PPOTrainer:
         return means
 
     def _response_stats(self, rollout: Rollout) -> dict[str, torch.Tensor]:
-        """Return the mean length of this rank's responses, and the ended and valid fractions."""
+        """Return this rank's mean response length and fractions of ended and of valid responses."""
         real = rollout.scored_responses != self.policy.padding_token
         means = {
             LENGTH: real.sum(1).float().mean(),

@@ -1,4 +1,4 @@
-"""Trainer of a reward model (paper, section 2.1), and the labels that it learns from."""
+"""Trainer of a reward model (paper, section 2.1), and the labels that the model learns from."""
 
 import dataclasses
 import functools
@@ -95,7 +95,7 @@ class RewardModelTrainer:
             self.normalize(0.0, 1.0)
 
     def train_batch(self, indices: np.ndarray, lr: float) -> dict[str, float]:
-        """Update on the labels `indices (n,)` of this rank; return {statistic: mean of ranks}."""
+        """Update on this rank's labels at `indices (n,)`; return {statistic: mean over ranks}."""
         labels_of_ranks = self.comm.all_gather_object(len(indices))
         weight = len(indices) * self.comm.size / sum(labels_of_ranks)
         numbers: dict[str, float] = {}
@@ -109,7 +109,7 @@ class RewardModelTrainer:
         return means
 
     def _learn(self, indices: np.ndarray, weight: float, lr: float) -> dict[str, float]:
-        """Take a step on `weight` times the loss of labels `indices`; return statistics."""
+        """Take a step on the loss of the labels at `indices`, times `weight`; return statistics."""
         rows = torch.as_tensor(indices)
         batch = {field: values[rows] for field, values in self.labels.items()}
         responses = torch.stack([batch[sample] for sample in self.label_type.samples], dim=1)
@@ -166,7 +166,7 @@ class RewardModelTrainer:
                 announce(f'after normalize: {mean} +- {std}')
 
     def target_mean_std(self) -> tuple[float, float]:
-        """Return the (mean, std) of rewards before training; (0, 1) if labels set no scale."""
+        """Return the (mean, std) that labels set for rewards before training; by default (0, 1)."""
         scales = self.label_type.target_scales(self.labels)
         return (0.0, 1.0) if scales is None else mean_and_std(scales)
 
@@ -294,8 +294,8 @@ def read_labels(phase: TrainReward, policy: Policy, comm: Comm) -> TrainingLabel
     if before and not is_sampled and about['digest'] != before.get('digest'):
         raise OptionError(
             f'{labels.setting("source")}: these are not the labels with which the run began'
-            f' ({before.get("found")} of {before.get("source")}): restore them, or begin again with'
-            ' --overwrite',
+            f' ({before.get("found")} of {before.get("source")}): restore the earlier labels, or'
+            ' begin again with --overwrite',
         )
     return TrainingLabels(learned, held_out, [*loaded.notes, *notes], about)
 
