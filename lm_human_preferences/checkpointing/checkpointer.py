@@ -1,4 +1,4 @@
-"""Saving of a training in the background; a resumed training has the same result."""
+"""Background saving of training runs; a resumed run has the result of an uninterrupted run."""
 
 import concurrent.futures
 import contextlib
@@ -25,7 +25,7 @@ from lm_human_preferences.utils.logging import Logger, announce
 
 
 class Trainer(Protocol):
-    """Interface of a trainer that can be saved: its named tensors, and its other state as JSON."""
+    """Interface of a trainer whose named tensors and other state (as JSON) can be saved."""
 
     logger: Logger
 
@@ -125,7 +125,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             checkpoints.check_disk_space(self.directory, saves, size, self.max_to_keep)
 
     def make_latest(self) -> None:
-        """List the resumed checkpoint as the latest, which a killed run may have failed to do."""
+        """List the resumed checkpoint as the latest, in case the killed run has not listed it."""
         if self.directory and self.prefix and self.comm.rank == 0:
             checkpoints.discard_after(self.directory, os.path.basename(self.prefix))
 
@@ -258,7 +258,7 @@ def load(prefix: str, tensors: Mapping[str, torch.Tensor]) -> None:
     """Copy a checkpoint's values into `tensors`, by name; UserError if a dtype or shape differs."""
     bundle = Bundle(prefix)
     for name, tensor in tensors.items():
-        # A missing variable is read as a complex number, so that its dtype is never the right one.
+        # A missing variable gets a complex dtype, which no tensor has, so that the error is raised.
         missing = 0j
         value = torch.from_numpy(np.array(bundle.get(name, missing)))
         if (value.dtype, value.shape) != (tensor.dtype, tensor.shape):

@@ -98,7 +98,7 @@ def save(
         except BaseException:
             _delete(directory, {name} - set(before))
             raise
-        # Checkpoints with a resume.json that are not listed are from killed runs: delete them.
+        # An unlisted checkpoint that has a resume.json is from a killed run, and is deleted, too.
         _delete(directory, {*resumable(directory), *before} - set(keep))
     except OSError as e:
         need = f'it needs {size_of(tensors) >> 20} MiB'
@@ -111,7 +111,7 @@ def write_bundle(
     tensors: Mapping[str, np.ndarray | torch.Tensor],
     state: Any = None,
 ) -> None:
-    """Write all of a checkpoint's files or none; with `state`, also a manifest that holds it."""
+    """Write all files of a checkpoint or none; if `state` is given, also write it to a manifest."""
     manifests = [f'{prefix}{RESUME}'] if state is not None else []
     targets = [*manifests, f'{prefix}{DATA}', f'{prefix}{INDEX}']
     with storage.atomic_write(*targets) as (*manifest_files, data, index):
@@ -127,14 +127,14 @@ def _digest(index: bytes, state: Any) -> str:
 
 
 def _commit(directory: str, keep: Sequence[str]) -> None:
-    """Replace the list of checkpoints by `keep`, which makes a new checkpoint visible."""
+    """Replace the list of checkpoints by `keep`; readers of the list then find a new checkpoint."""
     with storage.atomic_write(os.path.join(directory, LIST)) as (file,):
         file.write(format_checkpoint_file(keep))
 
 
 def _delete(directory: str, names: Collection[str]) -> None:
     """Delete the files of the checkpoints `names`, and partial files of killed processes."""
-    # Sorted names put resume.json last: until it is deleted, the next save can finish a deletion.
+    # Sorting puts resume.json last: while it exists, the next save finds what is left to delete.
     for file in sorted(os.listdir(directory)):
         match = FILE.fullmatch(file)
         if LEFTOVER.fullmatch(file) or (match and match[1] in names):

@@ -46,16 +46,16 @@ MAX_SIZE = 1 << 23
 INDEX_IS_TOO_LARGE = f'the index takes more than {MAX_SIZE >> 20} MiB'
 MAGIC = bytes.fromhex('57fb808b247547db')
 FOOTER_SIZE = 48
-ENTRY_COST = 64  # bytes that each entry of an index counts towards MAX_SIZE, besides its key
+ENTRY_COST = 64  # bytes assumed for an entry of an index, besides the entry's key
 RESTART_INTERVAL = 16
 
 
 class BundleError(UserError):
-    """Error: a checkpoint is missing, damaged or not supported, with names of file and tensor."""
+    """Error that names a missing, damaged or unsupported file or tensor of a checkpoint."""
 
 
 def _fields(message: bytes) -> Iterator[tuple[tuple[int, int], Any]]:
-    """Yield ((number, wire type), value) for fields 1 to 7 of a protocol buffer, or ValueError."""
+    """Yield ((number, wire type), value) for fields 1 to 7 of a protobuf; ValueError if damaged."""
     position = 0
     while position < len(message):
         tag, position = read_varint(message, position)
@@ -218,7 +218,7 @@ def write_values(file: BinaryIO, tensors: Mapping[str, np.ndarray | torch.Tensor
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return the base-128 number at `position`, and the position after it, or ValueError."""
+    """Return (base-128 number at `position`, position after the number); ValueError if damaged."""
     value = 0
     for length, byte in enumerate(data[position : position + 10], start=1):
         value |= (byte & 0x7F) << 7 * (length - 1)
@@ -239,7 +239,7 @@ def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     if len(data) < FOOTER_SIZE or not data.endswith(MAGIC):
         raise ValueError('the file does not end like the index of a TensorFlow checkpoint')
     footer = data[-FOOTER_SIZE:-8]
-    # Skip the two numbers of the handle of the meta-index, which is empty.
+    # The meta-index is empty: skip the two numbers of the handle that locates the meta-index.
     _, position = read_varint(footer, 0)
     _, position = read_varint(footer, position)
     size = 0
@@ -267,13 +267,13 @@ def _block(data: bytes, handle: bytes) -> bytes:
         raise ValueError('the checksum of a block of the index does not match')
     if data[end]:
         raise ValueError(
-            'the index is compressed, which is not supported; TensorFlow stopped it in version 1.2'
+            'the index is compressed, which is not supported; TensorFlow stopped compressing in 1.2'
         )
     return data[offset:end]
 
 
 def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the (key, value) pairs of a block, whose keys are stored as differences."""
+    """Yield (key, value) pairs of a block; a key is stored as the change from the key before."""
     end = len(block) - 4 - 4 * int.from_bytes(block[-4:], 'little')
     if end < 0:
         raise ValueError('a block of the index is too short')
