@@ -1,4 +1,4 @@
-"""Data set `books`: passages of books or, since these are lost, the queries in a file of labels."""
+"""Data set `books`: passages of books; the queries in a file of labels replace lost passages."""
 
 import contextlib
 import functools
@@ -14,7 +14,7 @@ from lm_human_preferences.utils.logging import announce
 PUBLIC = 'https://openaipublic.blob.core.windows.net/lm-human-preferences'
 URL = f'{PUBLIC}/datasets/book_passages/{{mode}}.jsonl'
 LABELS = f'{PUBLIC}/labels/descriptiveness/offline_5k.json'
-ENCODING = 'main'  # encoding of the token ids in a file of labels that names none
+ENCODING = 'main'  # encoding of the token ids in a file of labels if the file names no encoding
 MIRROR = f'{storage.HUB}datasets/vwxyzjn/lm-human-preferences'
 MIRRORED = ('sentiment/offline_5k.json', 'descriptiveness/offline_5k.json')
 
@@ -84,7 +84,7 @@ def _queries(labels: str) -> list[str | list[int]]:
             encoding = label.get('encoding', ENCODING)
             if encoding != ENCODING:
                 raise UserError(
-                    'the labels cannot replace the lost data set books, as their queries are token'
+                    'the labels cannot replace the lost data set `books`: their queries are token'
                     f' ids of encoding {encoding!r:.80}: name a .jsonl file of texts as'
                     ' --task.query_dataset'
                 )

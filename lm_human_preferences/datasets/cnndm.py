@@ -51,6 +51,6 @@ def clean_up_start(text: str) -> str:
     text = re.split(r'\(CNN\) +--', text)[-1]
     text = text[:100].split('(CNN)')[-1] + text[100:]
     text = re.sub(r'^and \w+\n', '', text)
-    # [0-5|] keeps an error of the original, whose [2011|2012|...] matches a character, not a year.
+    # [0-5|] repeats an error: the original's [2011|2012|...] matches one character, not a year.
     text = re.split(r'.*UPDATED:\s+[0-9]{2}:[0-9]{2}.*[0-5|]', text)[-1]
     return text.replace('’', "'").replace('‘', "'").strip()

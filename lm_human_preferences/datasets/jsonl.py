@@ -49,7 +49,9 @@ def _query(where: str, value: Any) -> Query:
         fields = f'field {" or ".join(messages.QUERIES)}, in lower case'
         if isinstance(value, dict):
             raise UserError(f'{where} has no {fields}: its fields are {", ".join(value):.80}')
-        raise UserError(f'{where} is no JSON string, list of messages, or object with the {fields}')
+        raise UserError(
+            f'{where} must be a JSON string, a list of messages, or an object with a {fields}'
+        )
     return Query(where, value, columns)
 
 
@@ -82,7 +84,7 @@ def generator(
 
 
 def part_of(path: str, mode: str) -> str:
-    """Return a description of the split `mode` of the file at `path`, for messages."""
+    """Return a phrase that describes the split `mode` of the file at `path`."""
     is_test = mode != 'train'
     own_file = file_of_test_part(path)
     if own_file is not None:
@@ -105,6 +107,6 @@ def _test_path(path: str) -> str:
 
 def is_test_text(text: str) -> bool:
     """Return whether a text belongs to the test split of a file that has no separate test file."""
-    # The text alone decides, so a text stays in its split when other texts are added.
+    # The split depends on the text alone, so a text stays in its split if other texts are added.
     digest = hashlib.sha256(text.encode(errors='surrogatepass')).digest()
     return int.from_bytes(digest[:8]) % TEST_SHARE == 0

@@ -35,7 +35,7 @@ class UnusableError(UserError):
 
 
 def as_plain(value: Any, where: str) -> list[Message] | None:
-    """Return the chat messages in a JSON `value`, with texts as contents; None if it has none.
+    """Return the chat messages in a JSON `value`, contents as text; None if there are no messages.
 
     A content that is a list of parts is joined; UnusableError if a part is not text.
     """

@@ -23,7 +23,7 @@ SUBJECTS = {
     'music': 0.65,
     'cast': 0.55,
 }
-# A query is one of these starts of a sentence, with a subject from SUBJECTS for {}.
+# A query is one of these starts of a sentence, with {} replaced by a subject from SUBJECTS.
 STARTS = (
     'the {} was',
     'the whole {} was',
@@ -80,7 +80,7 @@ def queries() -> list[str]:
 
 @functools.cache
 def responses(liked: bool) -> Mapping[str, float]:
-    """Return {response: probability} for authors who `liked` the film, or who did not."""
+    """Return {response: probability}; `liked` says whether the authors liked the film."""
     probabilities: dict[str, float] = collections.defaultdict(float)
     for pattern, weight in PATTERNS.items():
         prefixes = {(): weight / sum(PATTERNS.values())}
@@ -129,7 +129,7 @@ def generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
 
 
 def labelled_reviews(mode: str, seed: int = 0) -> Iterator[tuple[str, float]]:
-    """Yield (review, fraction of simulated readers who took it for praise) without end."""
+    """Yield endlessly (review, fraction of simulated readers who took the review for praise)."""
     rng = random.Random(f'readers {mode} {seed}')
     for review in generator(mode, seed):
         log_odds = sentiment(review.split()[-RESPONSE:])

@@ -13,12 +13,12 @@ URL = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/tldr/{mod
 
 
 def generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
-    """Yield the cleaned posts of the split `mode`: train, or valid (also for test)."""
+    """Yield the cleaned posts of the split `mode`, train or valid; test is the same as valid."""
     url = URL.format(mode='valid' if mode == 'test' else mode)
     posts = storage.read_json(url)
     is_list = isinstance(posts, list)
     if not is_list or not all(isinstance(post, dict) and 'content' in post for post in posts):
-        raise UserError(f'{url} must be a list of posts with a content each')
+        raise UserError(f'{url} must be a list of posts, each with a field `content`')
     if shuffle:
         random.Random(seed).shuffle(posts)
     for post in posts:
