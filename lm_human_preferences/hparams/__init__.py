@@ -1,1 +1,1 @@
-"""Classes of hyperparameters and their valid values, without torch or the code that uses them."""
+"""Classes that define and check hyperparameters; the package loads neither torch nor trainers."""

@@ -30,7 +30,7 @@ class Schedule:
     ahead: int = 0
 
     def _progress(self, step: int) -> int:
-        """Return the fraction of non-initial labels due by `step`, as an integer: times steps^2."""
+        """Return the integer steps^2 * (fraction of non-initial labels due by `step`)."""
         return self.steps**2 - (self.steps - step) ** 2
 
     def labels_at(self, step: int) -> int:
@@ -53,7 +53,7 @@ class Schedule:
         return step == 0 or self.models_at(step) > self.models_at(step - 1)
 
     def training_steps(self) -> list[int]:
-        """Return the steps before which the reward model is trained, the first of which is 0."""
+        """Return the steps that begin with a training of the reward model, such as step 0."""
         return [step for step in range(self.steps) if self.is_trained_at(step)]
 
 
@@ -64,7 +64,7 @@ class ServeHParams(WebHParams):
 
 @dataclass
 class OnlineHParams(hyperparams.HParams):
-    asked_at_once: ClassVar[int] = 16  # questions sampled in one batch, as each batch delays a step
+    asked_at_once: ClassVar[int] = 16  # questions sampled together, to delay fewer steps
 
     labels: int = option(None, 'labels collected by the end', at_least=1)
     initial: int | None = option(
@@ -106,7 +106,7 @@ class OnlineHParams(hyperparams.HParams):
         return self.source == PEOPLE
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that `initial` <= `labels`, and that no `error` rate is set if people answer."""
+        """Check that `initial` is at most `labels`, and that people have no `error` rate."""
         yield (
             self.initial is not None and self.initial > self.labels,
             '{initial=} is more than {labels=}',

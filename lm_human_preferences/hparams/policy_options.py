@@ -17,7 +17,7 @@ from lm_human_preferences.utils.option_checks import ceil_div, check_multiple
 
 _IS_FUNCTION = re.compile(r'.+\.py:[^\W\d]\w*')
 _LEAST_TO_WHITEN = 8  # minimum number of responses in a minibatch whose rewards are whitened
-MOST_KL_ERROR = 0.2  # maximum relative error of the KL divergence that adapts kl_coef in one step
+MOST_KL_ERROR = 0.2  # relative error of the KL divergence above which kl_coef changes no faster
 MOST_PESSIMISM = 100  # maximum of --rewards.pessimism; above it, uncertainty would outweigh scores
 NEW_MODEL = 'rewards.train_new_model'
 Experiments = Mapping[str, Mapping[str, Any]]  # options of each experiment, by COMMAND/EXPERIMENT
@@ -114,7 +114,7 @@ class RewardHParams(hyperparams.HParams):
 
     @property
     def deviations(self) -> float:
-        """Number of standard deviations of uncertainty that a head subtracts from its scores."""
+        """Number of a score's standard deviations that a head subtracts from the score."""
         return 0.5 if self.pessimism is None else self.pessimism
 
     @property
@@ -123,7 +123,7 @@ class RewardHParams(hyperparams.HParams):
         return self.ensemble or 1
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that there is exactly one reward, and that labels are collected for a new one."""
+        """Check that there is exactly one reward, and that `online` has a new reward model."""
         trained, new = self.trained_model, self.train_new_model
         yield self.online and new is None, '{online} needs {train_new_model} on'
         yield (
@@ -135,7 +135,7 @@ class RewardHParams(hyperparams.HParams):
             '{trained_model=} is a function of your own: give it as {function}',
         )
         yield self.class_name and trained is None, '{class_name=}: give {trained_model} DIRECTORY'
-        # `trained_model` may name the model that `train_new_model` trained: both are one reward.
+        # If `trained_model` names the model that `train_new_model` trained, the two are one reward.
         run_dir = None if new is None else new.run.save_dir
         is_own = run_dir is not None and trained == storage.join(run_dir, 'reward_model')
         rewards = [self.function, None if is_own else trained, new]
@@ -238,7 +238,7 @@ class HParams(hyperparams.HParams):
 
     @property
     def reward_training(self) -> reward_options.HParams | None:
-        """Settings of the reward training that this command begins with."""
+        """Settings of a reward training that precedes the policy's training, or None."""
         return None if self.rewards.online else self.rewards.train_new_model
 
     @property
@@ -248,7 +248,7 @@ class HParams(hyperparams.HParams):
 
     @property
     def commands(self) -> list[str]:
-        """Names of the training commands whose files this run writes, this command last."""
+        """Names of the training commands whose files this run writes; the run's command is last."""
         model = self.new_reward_model
         if model is None or (self.rewards.online and not model.is_head):
             return [self.command]  # the policy's checkpoints include online reward models
@@ -285,7 +285,7 @@ Training = HParams | reward_options.CommandHParams  # settings of a command that
 
 
 def decided(hparams: hyperparams.HParams) -> dict[str, Any]:
-    """Return {option: value} of all settings that users choose; a group is 'on' or 'off'."""
+    """Return {option: value} of all settings that users choose, 'on' or 'off' for a group."""
     found = {}
     for name, f, value in hyperparams.settings(hparams):
         if name.startswith((*OF_ONE_START, *NOT_DECIDED)):
@@ -298,7 +298,7 @@ def decided(hparams: hyperparams.HParams) -> dict[str, Any]:
 
 
 def differences(hparams: hyperparams.HParams, usual: hyperparams.HParams) -> dict[str, Any]:
-    """Return {option: value} of the settings that differ from `usual`.
+    """Return {option: value} of the settings in `hparams` that differ from those in `usual`.
 
     Options of a group that is off in `usual` are compared with their defaults.
     """
@@ -312,7 +312,7 @@ def differences(hparams: hyperparams.HParams, usual: hyperparams.HParams) -> dic
 
 
 def task_options(task: TaskHParams, binds: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {option: value} of the task's settings that differ from an experiment's settings."""
+    """Return {option: value} of the settings in `task` that differ from an experiment's `binds`."""
     usual = TaskHParams()
     for key, value in binds.items():
         if key.startswith('task.'):

@@ -105,7 +105,7 @@ class RunHParams(hyperparams.HParams):
 
 @dataclass
 class CommandRunHParams(RunHParams):
-    """Options of a whole command, which the new reward model of `train_policy` does not have."""
+    """Options that a command has once, so not again for the new reward model of `train_policy`."""
 
     resume: bool = own_option(False, 'continue from the latest checkpoint, if there is one')
     console: str = own_option(
@@ -183,7 +183,7 @@ class HParams(hyperparams.HParams):
         return self.features == FROZEN
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that options fit together, such as that batch_size divides labels.num_train."""
+        """Check that options fit together; for example, batch_size must divide labels.num_train."""
         yield (
             self.lora is not None and self.task.policy.lora is None,
             '{lora} has no effect without --task.policy.lora on',
@@ -245,7 +245,7 @@ class CommandHParams(HParams):
 
     @property
     def reward_training(self) -> HParams:
-        """Settings of the reward training that this command begins with."""
+        """Settings of the reward training: all settings of this command."""
         return self
 
     @property

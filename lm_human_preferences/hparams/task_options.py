@@ -1,4 +1,4 @@
-"""Options of tasks (the original's lm_tasks.py)."""
+"""Options of tasks, which the original program defines in lm_tasks.py."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ class PolicyHParams(hyperparams.HParams):
     )
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that adapters are not for 'test', a model that is random whenever it is loaded."""
+        """Check that the model 'test' has no adapters, as each loading makes new random weights."""
         yield (
             self.lora is not None and self.initial_model == 'test',
             '{lora} needs a base that stays the same: {initial_model=} is random each time',
