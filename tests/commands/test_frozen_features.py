@@ -87,7 +87,7 @@ def test_a_head_whose_file_is_missing_is_said(run, tmp_path):
     file.unlink()
     for name in ('run', 'run/reward_model'):
         told = error_of(invoke(f'score {tmp_path}/{name} {tmp_path}/text.jsonl'))
-        assert 'frozen_head.safetensors: restore them, or train the model again' in told
+        assert 'frozen_head.safetensors: restore the files, or train the model again' in told
     told = error_of(invoke(f'evaluate {tmp_path}/run --queries 2 --samples 64'))
     assert str(file) in told and told.endswith('or train the head again')
 

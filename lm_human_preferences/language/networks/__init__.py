@@ -1,1 +1,1 @@
-"""The base of all networks: attention, heads, weights in files; GPT-2's sizes and tensor names."""
+"""Base of all networks: attention, heads, files of weights, and GPT-2's sizes and tensor names."""

@@ -51,7 +51,7 @@ def attention_bias(allowed: torch.Tensor, batch: int, dtype: torch.dtype) -> tor
     allowed: the result of attention_mask.
     """
     bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
-    # The bias at hidden keys is finite, as some models of transformers add another mask.
+    # The bias at hidden keys is finite, not -inf: some models of transformers add a mask to it.
     bias = bias.masked_fill_(~allowed, torch.finfo(dtype).min)
     return bias.unsqueeze(1).expand(batch, -1, -1, -1)
 
@@ -153,7 +153,7 @@ class KVCache:
         self.length = 0
 
     def extend(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Append keys and values `k, v (batch, n_head, n, d)`; return all: (2, ..., keys, d)."""
+        """Append `k, v (batch, n_head, n, d)`; return all k and v: (2, batch, n_head, keys, d)."""
         if layer == len(self.layers):
             self.layers.append(k.new_zeros(2, *k.shape[:2], self.capacity, k.shape[3]))
         held = self.layers[layer]
@@ -167,7 +167,7 @@ class KVCache:
 
 
 class Unpadding:
-    """Converter between padded tensors (batch, length, ...) and only real tokens (tokens, ...).
+    """Converter of padded tensors (batch, length, ...) to real tokens (tokens, ...), and back.
 
     shape: (batch, length). real: bool (batch, length), in host memory so that nothing waits for the
     device; None: no padding.
@@ -276,7 +276,7 @@ class Rows:
 
     @cached_property
     def starts(self) -> torch.Tensor:
-        """Return the index of each row's first token, and the token count: int32 (batch + 1,)."""
+        """Return the number of real tokens before each row and in all rows: int32 (batch + 1,)."""
         batch, length = self.unpadding.shape
         ends = torch.arange(0, batch * length + 1, length, device=self.bias.device)
         return self.unpadding.tokens_before(ends).int()
@@ -289,7 +289,7 @@ class Rows:
         tokens = self.unpadding.tokens_before((rows * length + self.read).flatten())
         if self.unpadding.indices is None:
             return tokens
-        # Padding after the last real token would have an index beyond all tokens.
+        # Padding after the last real token takes the last index; its own index would be too large.
         return tokens.clamp_(max=len(self.unpadding.indices) - 1)
 
 

@@ -1,4 +1,4 @@
-"""Files of GPT-2 models: sizes; names and shapes in the original's checkpoints."""
+"""Files of GPT-2: model sizes, and names and shapes of tensors in the original's checkpoints."""
 
 import re
 from collections.abc import Mapping
@@ -22,12 +22,12 @@ _COUNTS = {
     'ppo/last_time': 'last_time',
     'train_reward/step': 'train_step',
 }
-# {our name of an optimizer's step count: scope of its variables in the original's checkpoints}
+# {our name of an optimizer's step count: the optimizer's scope in the original's checkpoints}
 _OPTIMIZERS = {
     'ppo/optimizer_steps': 'ppo_opt',
     'train_reward/optimizer_steps': 'train_reward/minibatch/opt',
 }
-# The original's projections are convolutions of width 1, whose weights have a first dimension 1.
+# The original's projections are convolutions of width 1: the first dimension of their weights is 1.
 _PROJECTION = re.compile(r'\.(c_attn|c_proj|c_fc)\.weight(/mean|/square)?$')
 # {size: (its key in transformers' config.json, its default)}
 HUGGING_FACE_SIZES = dict(
@@ -37,7 +37,7 @@ HUGGING_FACE_SIZES = dict(
     n_head=('n_head', 12),
     n_layer=('n_layer', 12),
 )
-# Other keys for a model's sizes in transformers' config.json
+# Alternative keys for a model's sizes in transformers' config.json
 _OTHER_NAMES = {
     *'hidden_size num_attention_heads num_hidden_layers max_position_embeddings'.split()
 }

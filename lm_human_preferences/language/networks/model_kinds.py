@@ -15,13 +15,13 @@ RELEASED = {
 }
 # {model name on the hub (after OWNER): name in RELEASED}
 OTHER_NAMES = {'gpt2': '124M', 'gpt2-medium': '355M', 'gpt2-large': '774M', 'gpt2-xl': '1558M'}
-# {OpenAI's first name for a model, from a wrong parameter count: name in RELEASED}
+# {OpenAI's first name for a model, made from a wrong parameter count: its name in RELEASED}
 FIRST_NAMES = {'117M': '124M', '345M': '355M'}
 OWNER = 'openai-community/'
-# {id of a token at which experiments end responses: its text}
+# {id of a token at which an experiment ends responses: text of the token}
 TEXTS_OF_TOKENS = {13: '.', 198: '\n'}
 CONFIG_FILE = 'config.json'  # A directory that transformers saved has this file.
-KIND = 'ForSequenceClassification'  # ending of the class names of transformers' classifiers
+KIND = 'ForSequenceClassification'  # how the class name of a classifier in transformers ends
 PEFT_CONFIG = 'adapter_config.json'  # The directory of a PEFT adapter has this file.
 
 
@@ -40,7 +40,7 @@ def directory_of(released: str) -> str:
 
 
 def is_directory(directory: str | None) -> bool:
-    """Return whether `directory` is the URL of a released model."""
+    """Return whether `directory` is the URL of a released model's directory."""
     return directory in [*map(directory_of, RELEASED)]
 
 

@@ -72,7 +72,7 @@ class Network(nn.Module, ABC):
 
     def add_heads(self, names: Iterable[str]) -> None:
         """Add scalar heads by name: 'value' (zero at first) or 'reward' (random at first)."""
-        # The output layer's width may differ from n_embd, as some models project outputs before it.
+        # Some models project hidden states to a width other than n_embd before the output layer.
         width = self.output_layer()[0].shape[1]
         self.heads = nn.ModuleDict({name: ScalarHead(width) for name in names})
 
@@ -202,7 +202,7 @@ class Network(nn.Module, ABC):
         padding_token: int,
         kept: BlockInputs | None = None,
     ) -> torch.Tensor:
-        """Return the network's outputs at m chosen columns of n token sequences per prompt.
+        """Return outputs at m chosen columns of each of the n token sequences of a prompt.
 
         columns: (batch, n, m). rows: (batch, n, start + length). The n rows begin with the same
         `start` tokens. To compute these once, n completions share a row, unless it is too long for
@@ -232,7 +232,7 @@ class Network(nn.Module, ABC):
         segment_mask = None
         if n > 1:
             offsets = length * torch.arange(n, device=device)[:, None]
-            # Convert columns of each completion to columns of the row that all completions share.
+            # Convert columns of one completion to columns of the row that joins all completions.
             columns = columns + (columns >= start) * offsets
             completion = torch.arange(n, device=device).repeat_interleave(length)
             same_completion = completion == completion[:, None]
@@ -294,6 +294,6 @@ class Network(nn.Module, ABC):
 
 
 def _behind_prompt(prompt: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
-    """Return each of `completions (batch, n, length)` after its `prompt (batch, start)`."""
+    """Return each of `completions (batch, n, length)` appended to its `prompt (batch, start)`."""
     prompts = prompt.unsqueeze(1).expand(-1, completions.shape[1], -1)
     return torch.cat([prompts, completions], dim=2)

@@ -1,4 +1,4 @@
-"""Language model `reviews`: a tiny GPT-2 that learns film reviews when it is first needed."""
+"""Language model `reviews`: a tiny GPT-2 that is trained on film reviews at its first use."""
 
 import hashlib
 import inspect
@@ -35,7 +35,7 @@ SEED = 0
 
 def directory() -> str:
     """Return the model's directory in the cache; if it is missing, train the model first."""
-    # The weights depend on these modules for texts, network and training.
+    # The weights depend on the code for texts, network and training.
     texts = [sys.modules[__name__], reviews]
     network = [model, network_module, attention, gpt2_files]
     training = [optimizer, precision, core]
@@ -61,9 +61,9 @@ def train(own_sizes: model.HParams, steps: int = STEPS) -> model.Model:
     """Train and return a `Model` on `steps` batches of reviews; the result is always the same."""
     encoder = encodings.Reviews.get_encoder()
     texts = as_batch(encoder, itertools.islice(reviews.generator('train'), N_REVIEWS))
-    # One thread and plain precision make the weights the same, whichever command trains the model.
+    # One thread and float32 make the weights the same, whichever command trains the model.
     with core.one_thread(), precision.plain(), torch.random.fork_rng(devices=[]):
-        # Only the CPU's generator is seeded, as a run that needs this model draws from the GPU's.
+        # Seed only the CPU's generator, which fork_rng restores; the GPU's is not restored.
         torch.default_generator.manual_seed(SEED)
         network = model.Model(own_sizes).initialize()
         adam = optimizer.Adam(dict(network.named_parameters()), comm=Comm())

@@ -1,6 +1,6 @@
-"""Networks of a training: which of them learn, and how much memory they take."""
+"""Networks of a training run: which networks are trained, and how much memory all take."""
 
-# Annotations are evaluated here: utils.hyperparams needs the types of the fields of Sizes.
+# No `from __future__ import annotations`: utils.hyperparams needs the types of Sizes' fields.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
     from lm_human_preferences.hparams.reward_options import RunHParams
 
-FRAGMENTATION = 1.8  # memory factor, as micro-batches fragment the heap; measured: 1.1 to 1.9
+FRAGMENTATION = 1.8  # factor by which micro-batches enlarge the heap (measured: 1.1 to 1.9)
 FLOAT, HALF = 4, 2  # bytes per number in float32 and in bf16
 
 
@@ -50,7 +50,7 @@ class Networks:
     def parameters(
         self, networks: NetworksByScope, scopes: Sequence[str] | None = None
     ) -> 'dict[str, nn.Parameter]':
-        """Return {SCOPE/NAME: parameter} of the networks in `scopes`; None: of all networks."""
+        """Return {SCOPE/NAME: parameter} of the networks in `scopes`, or if None, of all."""
         parameters: dict[str, nn.Parameter] = {}
         for scope in self.scopes if scopes is None else scopes:
             network = networks[scope]
@@ -86,17 +86,17 @@ class Networks:
         """
         own = sizes.own_parameters()
         is_cpu, is_reduced = device.type == 'cpu', run.precision == 'bf16'
-        # Retraining networks between steps takes one more set of gradients and of Adam's moments.
+        # Retrained networks need memory for one more set of gradients and Adam's moments.
         learning = len(self.learning) + bool(self.retrained)
         number = HALF if is_reduced else FLOAT
         of_a_weight = FLOAT + HALF if is_reduced else FLOAT  # bf16 adds a copy of each weight
         lasting = own * (of_a_weight * len(self.scopes) + 3 * FLOAT * learning)
-        if sizes.learned:  # adapters share a base model, of which a CPU keeps a prepacked copy
+        if sizes.learned:  # On a CPU, the adapters' base model has a prepacked copy.
             lasting += number * sizes.parameters() * (2 if is_cpu else 1)
         rows = min(micro_batch_size or rows, rows)
         kept = sizes.kept_numbers
         if is_cpu:
-            kept += sizes.n_head * tokens  # A CPU also keeps attention weights for the gradients.
+            kept += sizes.n_head * tokens  # On a CPU, a block also keeps attention weights.
         block = number * rows * tokens * kept
         blocks = block * (sizes.n_layer if learning else 1)
         if run.gradient_checkpointing:
@@ -124,7 +124,7 @@ class Sizes(hyperparams.HParams, ABC):
     @property
     @abstractmethod
     def kept_numbers(self) -> int:
-        """Return how many numbers a block keeps per token for gradients (no attention weights)."""
+        """Return how many activations a block keeps per token, not counting attention weights."""
 
     @abstractmethod
     def parameters(self) -> int:
@@ -136,5 +136,5 @@ class Sizes(hyperparams.HParams, ABC):
         storage.write_json(storage.join(directory, SIZES), sizes)
 
     def own_parameters(self) -> int:
-        """Return the number of parameters that are not shared with a training's other networks."""
+        """Return the number of parameters that a network does not share with the run's others."""
         return self.learned or self.parameters()

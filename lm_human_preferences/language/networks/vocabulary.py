@@ -32,8 +32,8 @@ def logprobs_and_entropies(
 class OnCPU(torch.autograd.Function):
     """Log-probabilities and entropies on a CPU: in place, in pieces that fit the CPU's cache."""
 
-    ROWS = 64  # rows per piece in the forward pass, as a softmax needs whole rows
-    COLUMNS = 1024  # tokens per piece in the backward pass, which sums over the vocabulary
+    ROWS = 64  # rows of a piece of the table in the forward pass; a softmax needs whole rows
+    COLUMNS = 1024  # columns of a piece of the table in the backward pass, one per token
 
     @staticmethod
     def forward(
@@ -66,12 +66,12 @@ class OnCPU(torch.autograd.Function):
         gradient: torch.Tensor,
         _: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, None, None, None]:
-        """Return gradients of `h` and `weight`; those of logits are gradient * (one-hot - p)."""
+        """Return gradients of `h` and `weight`; the logits have gradient * (one-hot - softmax)."""
         h, weight, labels, table = ctx.saved_tensors
         low = ctx.gradient_type
         gradient = gradient.unsqueeze(1)
         h_low = h.to(low)
-        d_h = gradient * weight[labels]  # part of the gradient of `h` from the one-hot labels
+        d_h = gradient * weight[labels]  # the part of d_h that comes from the one-hot labels
         d_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         for start in range(0, len(weight), OnCPU.COLUMNS):
             piece = slice(start, start + OnCPU.COLUMNS)

@@ -1,4 +1,4 @@
-"""Weights of saved models in TensorFlow checkpoints or safetensors, by our parameter names."""
+"""Reading of weights by our parameter names, from TensorFlow checkpoints or safetensors."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.runs.run_files import FROZEN_HEAD
 
-CAUSAL_LM = 'causal_lm.'  # prefix of our names for parameters of transformers models
+CAUSAL_LM = 'causal_lm.'  # prefix of our parameter names in models from transformers
 EMBEDDING = 'transformer.wte.weight'  # our name for GPT-2's token embedding
 SAFETENSORS = 'model.safetensors'
 SAFETENSORS_INDEX = f'{SAFETENSORS}.index.json'  # the index of a model split into several files
@@ -27,7 +27,7 @@ OUTPUT_LAYER = re.compile(r'(.*\.)?(lm_head|embed_out)')
 
 
 class Weights(ABC):
-    """Weights of one or more networks in files of any format, by our parameter names."""
+    """Weights in files of any format, of one or more networks; our parameter names are the keys."""
 
     path: str
 
@@ -36,7 +36,7 @@ class Weights(ABC):
 
     @abstractmethod
     def name_of(self, name: str) -> str:
-        """Return the name that the files use for our parameter `name`, even if they lack it."""
+        """Return the files' name for our parameter `name`, even if the files lack the parameter."""
 
     @abstractmethod
     def load(self, name: str, parameter: torch.Tensor) -> None:
@@ -52,7 +52,7 @@ class Weights(ABC):
 
 
 class CheckpointWeights(Weights):
-    """Weights in the latest checkpoint of `directory` (local or remote) or its checkpoints/."""
+    """Weights in the latest checkpoint of `directory`, local or remote, or of its checkpoints/."""
 
     def __init__(self, directory: str, names: VariableNames, embedding: str = EMBEDDING) -> None:
         self._bundle = open_bundle(directory)
@@ -71,7 +71,7 @@ class CheckpointWeights(Weights):
             copy_value(self._bundle[variable], target, f'{self.path}: {variable}')
 
     def scopes(self) -> list[str]:
-        """Return the scopes of all networks, recognised by an embedding or a scalar head."""
+        """Return the scopes of all networks: the scopes that have an embedding or a scalar head."""
         scopes = set()
         for parameter in (self.embedding, 'heads.value.w', 'heads.reward.w'):
             name = self.name_of(parameter)
@@ -91,14 +91,14 @@ def safetensors_of(directory: str) -> list[str]:
         if not storage.exists(index):
             raise UserError(
                 f'{directory} has neither {SAFETENSORS} nor {SAFETENSORS_INDEX}; pickled weights'
-                ' are not read: save it again with save_pretrained'
+                ' are not read: save the model again with save_pretrained'
             )
         names = _files_of_index(index)
     return storage.cached_paths([storage.join(directory, name) for name in names])
 
 
 def has_own_output_layer(directory: str) -> bool:
-    """Return whether a model's safetensors have an output layer unlike the token embedding."""
+    """Return whether safetensors have an output layer that differs from the token embedding."""
     values = []
     for file in map(open_safetensors, safetensors_of(directory)):
         for name in file.keys():  # noqa: SIM118
@@ -148,7 +148,7 @@ def _files_of_index(index: str) -> list[str]:
 
 
 def copy_value(value: np.ndarray, target: torch.Tensor, what: str) -> None:
-    """Copy `value` into `target` on the CPU; UserError unless it fits. what: name in messages."""
+    """Copy `value` into `target` on the CPU; UserError unless `value`, named `what`, fits."""
     shape = tuple(target.shape)
     if value.shape != shape or value.dtype != np.float32:
         raise UserError(f'{what} is {value.dtype} {value.shape}, the model needs float32 {shape}')
@@ -190,7 +190,7 @@ def open_bundle(directory: str) -> Bundle:
             return _fetch_bundle(folder, names[-1])
     raise UserError(
         f'{directory} has no weights: no `checkpoint` file there or in checkpoints/, and no'
-        f' {FROZEN_HEAD}: restore them, or train the model again'
+        f' {FROZEN_HEAD}: restore the files, or train the model again'
     )
 
 
