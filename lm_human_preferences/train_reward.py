@@ -72,7 +72,7 @@ def unfinished(plan: Plan, comm: Comm) -> list[TrainReward]:
 
 
 def train_models(run: session.Run, left: Sequence[TrainReward]) -> Prediction | None:
-    """Train the unfinished reward models in `left`, one after another; the first may be resumed.
+    """Train the unfinished reward models in `left` in turn; the first may go on from a checkpoint.
 
     Only one model at a time has gradients and moments. Return the held-out accuracy; None without
     held-out labels.
@@ -125,7 +125,7 @@ def build_trainer(
     comm: Comm,
     labels: TrainingLabels | None = None,
 ) -> tuple[RewardModelTrainer, TrainingLabels]:
-    """Return the trainer of a reward model, the same on all ranks, and its labels.
+    """Return the trainer and the labels of a reward model; both are the same on all ranks.
 
     labels: labels that an earlier model of an ensemble has learned.
     """
@@ -166,7 +166,7 @@ def logger_of(phase: TrainReward, comm: Comm) -> Logger:
 
 
 def _measure_mean(phase: TrainReward, held_out: Labels | None, step: int, comm: Comm) -> Prediction:
-    """Log and return the accuracy of an ensemble's mean, on rank 0."""
+    """Log and return the accuracy of an ensemble's mean reward; only rank 0 calls this."""
     from lm_human_preferences.reward_sources import loading  # imported only if needed
 
     settings, directory = phase.settings, phase.settings.run.directory

@@ -1,1 +1,1 @@
-"""Exactly known reward of made-up film reviews; no downloads."""
+"""Exactly known reward for made-up film reviews, which needs no downloads."""

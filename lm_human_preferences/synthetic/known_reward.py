@@ -20,13 +20,13 @@ from lm_human_preferences.training.optimizer import LBFGS
 from lm_human_preferences.utils.core import one_thread
 
 N_REVIEWS = 16384  # number of labelled reviews that the classifier is fitted to
-L2_PENALTY = 0.1  # factor, in the loss, of (sum of squared weights / number of reviews)
+L2_PENALTY = 0.1  # factor of the loss term: sum of squared weights / number of reviews
 QUERIES = 'reviews'  # data set whose texts the known reward can score
-CHECKPOINT = 'model.ckpt'  # file of the known reward's weights in its cache directory
+CHECKPOINT = 'model.ckpt'  # name of the cached file that holds the known reward's weights
 
 
 def can_judge(encoding: encodings.Encoding) -> bool:
-    """Return whether texts in `encoding` are film reviews."""
+    """Return whether `encoding` is the encoding of film reviews."""
     return encoding.name == encodings.Reviews.name
 
 
@@ -34,8 +34,8 @@ def check_encoding(encoding: encodings.Encoding) -> None:
     """Raise UserError unless the known reward can judge texts in `encoding`."""
     if not can_judge(encoding):
         raise UserError(
-            f"the known reward ('mock') judges film reviews only, encoding 'reviews', not "
-            f'{encoding.name!r}: give another reward, or train with --task.policy.initial_model'
+            f"the known reward ('mock') judges film reviews only, in the encoding 'reviews', not in"
+            f' {encoding.name!r}: give another reward, or train with --task.policy.initial_model'
             ' reviews'
         )
 
