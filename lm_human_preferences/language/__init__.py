@@ -1,1 +1,1 @@
-"""Language models: encodings, networks, released and saved models, and sampling; no rewards."""
+"""Language models: encodings, networks, weights and sampling. Rewards are defined elsewhere."""

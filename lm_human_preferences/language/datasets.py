@@ -46,7 +46,7 @@ class QueryRules:
     contexts: Contexts | None = None
 
     def query_of(self, text: str | list[int]) -> tuple[list[int], str]:
-        """Return a text's query and 'used' or 'cut', or no tokens and why the text is left out."""
+        """Return (query, 'used' or 'cut') for a text; ([], reason) for a text that is left out."""
         start, end = self.start_token, self.end_token
         if isinstance(text, str):
             tokens = self.encoder.encode(text)
@@ -102,7 +102,7 @@ class Dataset:
         repeat_count: int | None = None,
         skip: tuple[int, int] = (0, 0),
     ) -> Iterator[list[int]]:
-        """Yield queries: lists of `rules.length` ids, padded on the right (originally tf_dataset).
+        """Yield queries, padded on the right to `rules.length` ids (tf_dataset in the original).
 
         All `repeat_count` epochs (None: endless, until an epoch has no query) have the same order.
         Rank r of n takes every n-th query, beginning with query r. skip: numbers of texts of the
@@ -117,7 +117,7 @@ class Dataset:
     def _epochs(
         self, rules: QueryRules, count: int | None, texts_to_skip: int
     ) -> Iterator[list[int]]:
-        """Yield the queries of `count` epochs (None: until an epoch has no query)."""
+        """Yield the queries of `count` epochs or, without `count`, until an epoch has no query."""
         first = texts_to_skip
         for _ in itertools.count() if count is None else range(count):
             is_empty = first == 0  # a resumed epoch may have no text left
@@ -147,7 +147,7 @@ class Dataset:
         return usage, True
 
     def _texts(self, rules: QueryRules) -> Iterator[str] | Iterator[str | list[int]]:
-        """Return the texts of a split; in a user's file, a text's query decides its split.
+        """Return the texts of a split; the query of a text in a user's file decides the split.
 
         The query of an uncut text is the text itself here, even if its tokens decode differently.
         """

@@ -45,7 +45,7 @@ class Encoder(ABC):
         return [token for token in tokens if token != self.padding_token]
 
     def with_special_tokens(self) -> 'Encoder':
-        """Return an encoder that maps texts of special tokens to their ids; self if none exist."""
+        """Return an encoder that also encodes special tokens; self if no special tokens exist."""
         return self
 
     def without_special_texts(self) -> 'Encoder':
@@ -57,7 +57,7 @@ class Encoder(ABC):
         return frozenset() if self.eot_token is None else frozenset([self.eot_token])
 
     def single_token(self, text: str) -> int:
-        """Return the id of the token `text`; UserError if that is not a single token."""
+        """Return the id of `text` as a token; UserError unless `text` is exactly one token."""
         tokens = self.encode(text)
         if len(tokens) != 1:
             raise UserError(f'{text!r} must be a single token, not {len(tokens)}')
@@ -166,7 +166,7 @@ class Encoding:
         """Copy a tokeniser's files to a directory; the built-in encodings have none to copy."""
 
     def write_tokeniser(self, directory: str) -> None:
-        """Write GPT-2's tokeniser files under transformers' names; other encodings have none."""
+        """Write GPT-2's tokeniser files, named as in transformers; other encodings write none."""
         if self.base_path is not None:
             for ours, theirs in BYTE_PAIR_FILES.items():
                 source = storage.cached_path(self.path(ours))

@@ -136,7 +136,7 @@ class TrainedModel:
 
     @functools.cached_property
     def encoding(self) -> encodings.Encoding:
-        """Return the encoding named by the file `encoding`, else the tokeniser's, else GPT-2's."""
+        """Return the encoding that the model's files name, or GPT-2's if the files name none."""
         if self.is_random:
             return encodings.Test
         assert self.savedir is not None
@@ -197,7 +197,7 @@ class TrainedModel:
         return self.as_transformers(self.build(scope='model'))
 
     def as_transformers(self, network: Network) -> PreTrainedModel:
-        """Return a network made by `create` as a causal language model of transformers."""
+        """Convert a network made by `create` to a causal language model of transformers."""
         return self.architecture.to_transformers(network)
 
     def check_runs(self) -> None:
@@ -210,8 +210,8 @@ class TrainedModel:
         sizes = self.sizes()
         if not self.encoding.fits(sizes.n_vocab):
             raise UserError(
-                f'{self.savedir}: its sizes have n_vocab {sizes.n_vocab}, '
-                f'encoding {self.encoding.name!r} has {self.encoding.n_vocab}'
+                f'{self.savedir}: n_vocab is {sizes.n_vocab}, but the encoding'
+                f' {self.encoding.name!r} has {self.encoding.n_vocab} tokens'
             )
         if self.is_random:
             return self.create(scalar_heads).initialize()
@@ -280,7 +280,7 @@ class TrainedModel:
         path = storage.join(str(base.savedir), CONFIG_FILE)
         if not peft_files.changes_of(directory) and storage.exists(path):
             # An adapter that trains rows of the embedding also changes a tied output layer.
-            # PEFT changes the output layer only if the base model's config says that it is tied.
+            # PEFT changes an output layer only if the base model's config says the layer is tied.
             config = config_of(storage.read_json(path), path)
             model.config.tie_word_embeddings = config.tie_word_embeddings
         return peft_files.merged(directory, model)
@@ -296,7 +296,7 @@ class TrainedModel:
 def architecture_of(
     directory: str | None, n_vocab: int, changes: Mapping[str, Any] = MappingProxyType({})
 ) -> Architecture:
-    """Return the architecture of the model in `directory`; if None, of the tiny model `test`.
+    """Return the architecture of the model in `directory`; None stands for the tiny model `test`.
 
     n_vocab: number of tokens. changes: {setting: value} that override config.json.
     """
@@ -306,7 +306,7 @@ def architecture_of(
         path = storage.join(directory, CONFIG_FILE)
         config = storage.read_json(path)
         is_tied = isinstance(config, dict) and config.get('tie_word_embeddings', True)
-        # Look at local weights: they may have an untied output layer despite the config.
+        # Look at local weights: the output layer may be untied although the config says it is tied.
         if is_tied and are_here(directory) and has_own_output_layer(directory):
             changes = {**changes, 'tie_word_embeddings': False}
         if is_own(config, n_vocab) and not changes:

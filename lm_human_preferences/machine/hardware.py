@@ -151,8 +151,8 @@ def choose_gpu(visible: Sequence[Sequence[str]], local_rank: int) -> int:
     own = visible[local_rank]
     if None in taken:
         raise UserError(
-            f'{len(visible)} ranks on {socket.gethostname()}, which has {len(own)}'
-            f' visible GPU(s): use --mpi {len(own)}, or make more visible by CUDA_VISIBLE_DEVICES'
+            f'{len(visible)} ranks on {socket.gethostname()}, which has {len(own)} visible'
+            f' GPU(s): use --mpi {len(own)}, or make more GPUs visible by CUDA_VISIBLE_DEVICES'
         )
     return own.index(taken[local_rank])
 

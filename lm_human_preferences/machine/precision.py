@@ -13,7 +13,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.machine import hardware
 from lm_human_preferences.machine.hardware import Processor, default_device
 
-# Tokens whose logits MKL computes per call; one call for all 50,257 takes 1.4 times as long.
+# Number of logits per row in each call of MKL; one call for all 50,257 takes 1.4 times as long.
 _VOCABULARY_PIECE = 1024
 # Prepacking a weight of at least this many numbers makes products with 8 rows 1.4 times as fast.
 # Small weights gain nothing from prepacking, nor do weights that change after each batch.
@@ -34,8 +34,8 @@ class Kernels:
 
     library: Library = 'default'
     reduced: torch.dtype | None = None  # dtype of layers' products; None: the weights' dtype
-    prepack: Callable[[torch.Tensor], torch.Tensor] | None = None  # puts weights in oneDNN's order
-    # row counts of inputs for which frozen weights are prepacked; None: all weights, all inputs
+    prepack: Callable[[torch.Tensor], torch.Tensor] | None = None  # operator that prepacks weights
+    # input row counts for which frozen weights are prepacked; if None, all weights always are
     prepacked_rows: range | None = None
     fuses_attention: bool = True
     flash_attention: bool = False  # whether a GPU computes attention without padding, in bf16
@@ -49,7 +49,7 @@ _kernels = Kernels()
 def configure_for(
     n_embd: int, precision: str, library: Library | None = None, *, deterministic: bool = True
 ) -> None:
-    """Configure this process for a network of width `n_embd`. library: None for the fastest."""
+    """Configure this process for a network of width `n_embd`; no `library` means the fastest."""
     hardware.limit_alone()
     # Operations of a tiny network take microseconds, less than synchronising threads.
     if n_embd <= TINY_WIDTH and not hardware.threads_are_set():
@@ -121,7 +121,7 @@ def plain() -> Iterator[None]:
 
 @contextlib.contextmanager
 def repeatable_gradients() -> Iterator[None]:
-    """Within the block, make a GPU's gradients repeatable to the bit, if so configured.
+    """Within the block, make a GPU's gradients repeatable to the bit if `configure` asked for that.
 
     By default, the kernel of memory-efficient attention adds in any order. UserError if the model
     has an operator without a deterministic version.
@@ -173,7 +173,7 @@ def attends_without_padding(q: torch.Tensor) -> bool:
 def linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, gelu: bool = False
 ) -> torch.Tensor:
-    """Return `x (n, inputs)` @ `weight (inputs, outputs)` + `bias (outputs,)`, or GELU of it."""
+    """Return `x (n, inputs)` @ `weight (inputs, outputs)` + `bias (outputs,)`. gelu: apply GELU."""
     if not _takes_prepacked(x, weight):
         outputs = torch.addmm(bias, x, weight)
         return F.gelu(outputs, approximate='tanh') if gelu else outputs
@@ -251,7 +251,7 @@ def _times_prepacked(
     bias: torch.Tensor | None = None,
     gelu: bool = False,
 ) -> torch.Tensor:
-    """Return `x` times a copy of `weight` in oneDNN's order, made anew when `weight` changes."""
+    """Return `x` times a prepacked copy of `weight`; the copy is renewed when `weight` changes."""
     source = weight._version, x.dtype  # _version counts a tensor's in-place changes.
     copied: Any = getattr(weight, 'prepacked', (None, None))
     source_then, prepacked = copied
@@ -264,7 +264,7 @@ def _times_prepacked(
 
 
 def fastest_library(n_embd: int) -> Library:
-    """Return the library for a network of width `n_embd` on this machine; 'default' on a GPU."""
+    """Return the library that computes a network of width `n_embd` fastest; 'default' on a GPU."""
     if default_device().type != 'cpu' or n_embd <= TINY_WIDTH:
         return 'default'
     # In measurements, oneDNN is faster on AMD processors that support bf16.
@@ -286,5 +286,5 @@ def prepacked_rows(processor: Processor, library: Library) -> range:
 
 def select_library(library: Library) -> None:
     """Make `library` multiply this process's float32 matrices on the CPU."""
-    # The setting 'bf16' selects oneDNN, which rounds only on processors with features in ROUNDING.
+    # 'bf16' selects oneDNN, which rounds to bf16 only on processors with a feature in ROUNDING.
     _matmul.fp32_precision = 'bf16' if library == 'onednn' else 'none'

@@ -66,7 +66,7 @@ GOOD = {
 }
 # Lines that name something else than the file.
 NAMED_INSTEAD = {
-    ('encoding', 'missing'): "its sizes have n_vocab 27, encoding 'main' has 50257",
+    ('encoding', 'missing'): "n_vocab is 27, but the encoding 'main' has 50257 tokens",
     ('Hugging Face sizes', 'missing'): '/hparams.json: no such file or directory',
 }
 

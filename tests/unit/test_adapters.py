@@ -205,7 +205,7 @@ def test_another_base_is_refused(model, tmp_path):
     next(iter(tensors.values())).flatten()[0] += 1
     save_file(tensors, base / 'model.safetensors', {'format': 'pt'})
     refused = invoke(f'resume {directory} --ppo.total_episodes 256')
-    message = f'error: {base} is another model than {base}, on which the run in {directory} began'
+    message = f'error: {base} differs from the model {base} on which the run in {directory} began'
     assert refused.exit_code == 2 and message in refused.stderr
     shutil.rmtree(base)
     message = error_of(invoke(f'export {directory} {tmp_path}/out'))
@@ -437,14 +437,14 @@ HOSTILE = {
         {},
         "not fit the adapter's base model: base_model.model.x",
     ),
-    'missing': ({}, {'target_modules': ['up_proj', 'q_proj']}, 'more: save the adapter again'),
+    'missing': ({}, {'target_modules': ['up_proj', 'q_proj']}, 'more; unwrap the PEFT model'),
     'no kind': ({}, {'peft_type': 3}, 'does not describe adapters'),
     'kind': ({}, {'peft_type': 'PREFIX_TUNING'}, 'of type PREFIX_TUNING cannot be merged'),
     'import': ({}, {'megatron_config': {'a': 1}, 'megatron_core': 'this'}, 'megatron_config'),
     'no pattern': ({}, {'alpha_pattern': {'(': 4}}, 'PEFT cannot merge it: '),
     'endless': ({}, {'rank_pattern': {'([a-z0-9_.]+)+!': 4}}, 'a pattern that may take for ever'),
     'slow': ({}, {'exclude_modules': 9 * '.*a'}, 'a pattern that may take for ever'),
-    'no tensors': (None, {}, 'more: save the adapter again'),
+    'no tensors': (None, {}, 'more; unwrap the PEFT model'),
     'base': ({}, {'base_model_name_or_path': '/nowhere/at/all'}, "unknown model '/nowhere/at/all'"),
     'no base': ({}, {'base_model_name_or_path': None}, 'base_model_name_or_path is None: set it'),
     'itself': ({}, {'base_model_name_or_path': 'HERE'}, 'is not a whole model'),

@@ -109,7 +109,8 @@ def test_what_is_no_model_is_refused(tmp_path, model_dir):
     (tmp_path / 'empty').mkdir()
     assert error_of(tmp_path / 'empty').startswith(f'{tmp_path}/empty/hparams.json: no such file')
     storage.write_json(str(model_dir / 'hparams.json'), {**SIZES, 'n_vocab': 28})
-    assert error_of(model_dir) == f"{model_dir}: its sizes have n_vocab 28, encoding 'test' has 27"
+    told = "n_vocab is 28, but the encoding 'test' has 27 tokens"
+    assert error_of(model_dir) == f'{model_dir}: {told}'
     storage.write_json(str(model_dir / 'hparams.json'), {**SIZES, 'n_head': 'two'})
     told = f'{model_dir}/hparams.json does not give the sizes of a model, such as n_layer: '
     assert error_of(model_dir).startswith(told)

@@ -26,14 +26,14 @@ from lm_human_preferences.language.networks.weights import (
 
 WEIGHTS = 'adapter_model.safetensors'
 PREFIX = 'base_model.model.'  # prefix of all tensor names in PEFT's files
-ROWS = 'token_adapter.trainable_tokens_delta'  # part of the name of a tensor of embedding rows
+ROWS = 'token_adapter.trainable_tokens_delta'  # part of names of tensors that hold embedding rows
 _TABLE = re.compile(
     rf'((?P<output>{OUTPUT_LAYER.pattern})|{EMBEDDING_LAYER.pattern})'
     r'\.((base_layer\.)?(?P<whole>weight)$)?'
 )
-SAVED = 'modules_to_save.'  # in the names of the second copy that PEFT saves of an enlarged layer
-TOLERANCE = 1e-4  # largest change of a logit by merging, relative to the largest logit
-MOST_REPEATS = 5  # limit of repetitions in a regex for layer names; 8 can take 15 s to match
+SAVED = 'modules_to_save.'  # part of the tensor names in PEFT's second copy of an enlarged layer
+TOLERANCE = 1e-4  # largest change that merging may make to a logit, relative to the largest logit
+MOST_REPEATS = 5  # limit of repetitions in a regex for layer names; a regex with 8 can take 15 s
 _OF_PROMPTS = ('PROMPT_TUNING', 'MULTITASK_PROMPT_TUNING', 'P_TUNING', 'PREFIX_TUNING')
 
 
@@ -49,7 +49,7 @@ def merged(directory: str, model: Any) -> Any:
     import peft  # importing peft takes seconds
 
     with explained(path, ': PEFT cannot merge it'):
-        warnings.simplefilter('ignore')  # faults that PEFT only warns of raise UserError below
+        warnings.simplefilter('ignore')  # UserErrors below replace PEFT's warnings
         if 'vocab_size' in changes:
             model.resize_token_embeddings(changes['vocab_size'], mean_resizing=False)
         adapted = peft.PeftModel.from_pretrained(model, folder).eval()
@@ -58,16 +58,16 @@ def merged(directory: str, model: Any) -> Any:
         if wrong:
             # Weights are missing, or the adapter was saved inside a wrapper such as DDP.
             raise UserError(
-                f"{path}: tensors do not fit the adapter's base model: {listed(wrong)}: save the"
-                ' adapter again by `save_pretrained` of the PEFT model, unwrapped; under DeepSpeed'
-                ' ZeRO-3 gather its weights first'
+                f"{path}: these tensors do not fit the adapter's base model: {listed(wrong)};"
+                ' unwrap the PEFT model, and save the adapter again by `save_pretrained`; under'
+                ' DeepSpeed ZeRO-3, gather the weights first'
             )
         # Compare logits: PEFT does not notice if the merged model computes something else.
         table = model.get_input_embeddings().weight
         tokens = torch.arange(8, device=table.device).unsqueeze(0) % len(table)
         expected = adapted(input_ids=tokens).logits
         if changes:
-            _untie(adapted)  # merging would otherwise change both tied layers
+            _untie(adapted)  # merging into one of two tied layers must not change the other
         whole: Any = adapted.merge_and_unload(safe_merge=True)  # safe_merge refuses NaN
         difference = (whole(input_ids=tokens).logits - expected).abs().max()
     # Unlike a comparison by `>`, `not ... <=` also refuses NaN.
@@ -77,7 +77,7 @@ def merged(directory: str, model: Any) -> Any:
 
 
 def _without_place(adapted: Any, tensors: dict[str, torch.Tensor], found: Any) -> list[str]:
-    """Return the names of tensors that the model has no place for, and of tensors that it lacks.
+    """Return the names of tensors that only the file has, and of tensors that only the model has.
 
     found: PEFT's result of loading the tensors, with its missing_keys and unexpected_keys.
     """
@@ -99,7 +99,7 @@ def _untie(model: Any) -> None:
 
 
 def check_patterns(directory: str) -> None:
-    """Raise UserError if a regex in an adapter's config may never finish, as `([a-z]+)+!` does."""
+    """Raise UserError if a regex in an adapter's config, such as `([a-z]+)+!`, may never end."""
     for setting, value in read_config(directory).items():
         if not value or not setting.endswith(('_pattern', '_modules', '_parameters')):
             continue
@@ -108,7 +108,7 @@ def check_patterns(directory: str) -> None:
             if ')' in repeats or len(repeats) > MOST_REPEATS:
                 raise UserError(
                     f'{storage.join(directory, PEFT_CONFIG)}: {setting} has a pattern that may take'
-                    f' for ever: {pattern!r:.80}: write the names of layers'
+                    f' for ever to match, {pattern!r:.80}: list the names of layers instead'
                 )
 
 

@@ -1,4 +1,4 @@
-"""Record of adapters and their base model (adapter.json), and weights in which both are merged."""
+"""Record of adapters and their base model (adapter.json), and weights with adapters merged in."""
 
 import dataclasses
 import os
@@ -32,7 +32,7 @@ class Record:
     adapters: Mapping[str, LoraHParams]
 
     def options(self, scope: str) -> LoraHParams | None:
-        """Return a network's adapter options, or None; an ensemble's models all have the same."""
+        """Return a network's adapter options, if any; an ensemble's models have the same options."""
         return self.adapters.get(without_number(scope))
 
     def write(self, directory: str) -> None:
@@ -47,7 +47,7 @@ def without_number(scope: str) -> str:
 
 
 def read(directory: str | None) -> Record | None:
-    """Return the record in a model's directory; None without one; UserError if it is damaged."""
+    """Return a model directory's record of adapters, if any; UserError if the record is damaged."""
     if directory is None or not has_adapters(directory):
         return None
     path = storage.join(directory, ADAPTER)
@@ -75,7 +75,7 @@ def base_of(directory: str, record: Record) -> str:
 
 @dataclasses.dataclass(eq=False)
 class AdaptedWeights(Weights):
-    """Weights W + alpha / rank * B A: W of a base model, with adapters A and B of a checkpoint."""
+    """Weights W + alpha / rank * B A, with a base model's W and a checkpoint's adapters A and B."""
 
     _own: CheckpointWeights
     _base: Weights

@@ -39,7 +39,7 @@ class SharedBase(TrainedModel):
         self.digest: str = comm.all_gather_object(digest_of(self.parameters))[0]
 
     def create(self, scalar_heads: Iterable[str], scope: str = '') -> Network:
-        """Create a network on the shared parameters, with uninitialised adapters if trainable."""
+        """Create a network on the shared parameters, with any adapters of `scope` uninitialised."""
         return self._create(scalar_heads, self.adapters.get(scope))
 
     def _create(self, scalar_heads: Iterable[str], options: LoraHParams | None) -> Network:
@@ -80,9 +80,9 @@ class SharedBase(TrainedModel):
         recorded = record.read(directory)
         if recorded is not None and recorded.digest != self.digest:
             raise UserError(
-                f'{self.savedir} is another model than {recorded.base}, on which the run in'
-                f' {os.path.dirname(directory)} began: its digest is {self.digest:.12}, not'
-                f' {recorded.digest:.12}'
+                f'{self.savedir} differs from the model {recorded.base} on which the run in'
+                f' {os.path.dirname(directory)} began: the digest is {self.digest:.12} now, and was'
+                f' {recorded.digest:.12} then'
             )
 
     def reduce(self) -> None:
@@ -92,7 +92,7 @@ class SharedBase(TrainedModel):
 
 
 class Bases(dict[Any, SharedBase]):
-    """Base models of a command, each read only once, even for several trainings of an ensemble."""
+    """Base models that a command has read, so that all trainings of an ensemble share them."""
 
     def under(
         self,
@@ -102,7 +102,7 @@ class Bases(dict[Any, SharedBase]):
         network: str,
         comm: Comm,
     ) -> SharedBase:
-        """Return `model` as the frozen base of a training's adapters; read its weights only once.
+        """Return `model` as the frozen base of new adapters. The weights of a model are read once.
 
         run: --run options of the training. network: folder of the trained network in the run.
         """
@@ -120,7 +120,7 @@ class Bases(dict[Any, SharedBase]):
 def with_learned(
     sizes: Sizes, create: Callable[[Iterable[str]], Network], adapters: Adapters
 ) -> Sizes:
-    """Set `sizes.learned` to the largest number of parameters that a network's adapters have."""
+    """Set `sizes.learned` to the largest number of adapter parameters in any network."""
     for options in adapters.values():
         with torch.device('meta'):
             network = create([])
