@@ -1,1 +1,1 @@
-"""Foundations: options, settings, tensor functions, the console; no models, labels or runs."""
+"""Basic modules for options, tensors and the console, independent of models, labels and runs."""

@@ -7,7 +7,7 @@ Trial = tuple[tuple[str | None, Any, dict[str, Any]], ...]
 
 
 def combos(*xs: Sequence[Trial]) -> list[Trial]:
-    """Return the Cartesian product of lists: trials that join one trial of each list."""
+    """Return the Cartesian product of lists; each result joins one trial of each list."""
     if not xs:
         return [()]
     return [x + rest for x in xs[0] for rest in combos(*xs[1:])]

@@ -20,7 +20,7 @@ from lm_human_preferences.utils.option_checks import exact_div as exact_div
 from lm_human_preferences.utils.original_names import refuse
 
 MIN_TEMPERATURE = 1e-10  # lowest temperature, as in the original: 0 means greedy sampling
-LARGE_VOCABULARY = 4096  # a larger vocabulary is sampled in two draws: a range of ids, then an id
+LARGE_VOCABULARY = 4096  # beyond this size, we draw a range of token ids, then an id in the range
 PIECE = 256  # number of token ids in each range that is drawn from a large vocabulary
 RANK_SEED_STRIDE = 100003  # difference between the seeds of neighbouring ranks, as in the original
 
@@ -53,7 +53,7 @@ def token_ids(ids: TokenIds) -> torch.Tensor:
 
 
 def set_seed(seed: int | None, rank: int = 0) -> None:
-    """Seed numpy and torch for this rank, as the original's set_mpi_seed. seed: None for random."""
+    """Seed numpy and torch for this rank as set_mpi_seed did originally; None seeds at random."""
     if seed is not None:
         seed += rank * RANK_SEED_STRIDE
     numpy_random.seed(seed and seed % 2**32)  # numpy accepts seeds of at most 32 bits
@@ -68,7 +68,7 @@ set_mpi_seed = set_seed  # name of set_seed in the original
 
 @contextlib.contextmanager
 def random_stream(*key: object) -> Iterator[None]:
-    """Within the block, draw random numbers from a stream seeded by `key` (numbers and texts)."""
+    """Within the block, draw random numbers from a stream whose seed is the tuple `key`."""
     seed = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:4], 'big')
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     before = numpy_random.get_state()
@@ -94,7 +94,7 @@ def whiten(
 
 
 def those_in(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Return the values (n,) where `mask`, of the same shape, is true; all `values` without a mask.
+    """Return the elements (n,) of `values` where `mask` is true; all of `values` if `mask` is None.
 
     With a mask in host memory, the host does not wait for the GPU.
     """
@@ -105,7 +105,7 @@ def those_in(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
 
 
 def sample_from_cdf(cdf: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Draw tokens (...) by an unnormalised `cdf (..., n_vocab)` and numbers `uniform (...)`."""
+    """Draw tokens from an unnormalised `cdf (..., n_vocab)`, one per number in `uniform (...)`."""
     drawn = torch.searchsorted(cdf, uniform.unsqueeze(-1) * cdf[..., -1:], right=True)
     return drawn.clamp_(max=cdf.shape[-1] - 1).squeeze(-1)
 
@@ -113,7 +113,7 @@ def sample_from_cdf(cdf: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 def sample_from_probs(
     probs: torch.Tensor, uniform: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw tokens by unnormalised `probs (rows, n_vocab)` and uniform numbers, float64 (rows,).
+    """Draw tokens from unnormalised `probs (rows, n_vocab)`, by float64 numbers `uniform (rows,)`.
 
     Return tokens, int64 (rows,), and the row sums of `probs`, float64 (rows,). From a large
     vocabulary, a piece is drawn first and then a token in it, so only a piece becomes float64.

@@ -1,4 +1,4 @@
-"""Reader and writer of event files; TensorBoard's own are slow, and crash on a full disk."""
+"""Reader and writer of event files. TensorBoard's code is slow, and crashes on a full disk."""
 
 import contextlib
 import glob
@@ -91,7 +91,7 @@ def paths(directory: str) -> list[str]:
 
 
 def _encode(event: Event) -> bytes:
-    """Return an event as a record of length, CRC of the length, event, and CRC of the event."""
+    """Encode an event as its length, a CRC of the length, the event, and a CRC of the event."""
     data = event.SerializeToString()
     length = struct.pack('<Q', len(data))
     length_crc = struct.pack('<I', masked_crc(length))

@@ -34,7 +34,7 @@ class UnknownFieldError(AttributeError, KeyError):
 
 
 class InvalidOptions(ValueError, AssertionError):
-    """Error: options contradict each other. Also an AssertionError, as in the original."""
+    """Error: options contradict each other. Like the original's error, it is an AssertionError."""
 
 
 def option(
@@ -78,10 +78,10 @@ def note_unknown(filename: str, names: tuple[str, ...]) -> None:
 
 @dataclasses.dataclass
 class HParams:
-    """Base of all hyperparameter classes. `unknown` holds settings in files that have no field."""
+    """Base of all hyperparameter classes; `unknown` holds a file's settings that match no field."""
 
-    _group = ''  # prefix of option names, such as 'rewards.online.'; no dataclass field
-    unknown = {}  # {name: value} of settings without a field; replaced, never changed in place
+    _group = ''  # prefix of option names, such as 'rewards.online.' (not a dataclass field)
+    unknown = {}  # settings {name: value} that match no field; replace the dict, never change it
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -123,7 +123,10 @@ class HParams:
         self.override_from_dict(parsed)
 
     def override_from_dict(self, flat_dict: dict[str, Any]) -> None:
-        """Override fields from {'x.y': 1, 'z': 'on'}, which switches group z on; x must be on."""
+        """Override fields from a dict such as {'x.y': 1, 'z': 'on'}.
+
+        'on' switches the group z on. The group x must be on, unless a group in x is switched on.
+        """
         groups = {key: group_class(self._field(key).type) for key in flat_dict}
         inner: dict[str, dict[str, Any]] = {}
         for key, value in flat_dict.items():
@@ -142,7 +145,7 @@ class HParams:
             )
             if is_switched_on and name not in flat_dict and getattr(self, name) is None:
                 group = group_class(self._field(name).type)
-                assert group is not None  # only groups have fields with dotted names
+                assert group is not None  # the part before a dot names a group
                 setattr(self, name, group())
             if getattr(self, name) is None:
                 raise AttributeError(f'{name} is None: it has no field {next(iter(values))!r}')
@@ -151,7 +154,7 @@ class HParams:
     def override_from_nested_dict(
         self, nested_dict: dict[str, Any], *, keep_unknown: bool = False
     ) -> None:
-        """Override fields from {'x': {'y': 1}}, which also switches the group x on.
+        """Override fields from a nested dict: {'x': {'y': 1}} switches on the group x, and sets y.
 
         keep_unknown: whether to put settings without a field into `unknown`, or raise an error.
         """
@@ -204,7 +207,7 @@ class HParams:
         return nested
 
     def additions(self) -> dict[str, Any]:
-        """Return {dotted name: value} of options that this port added; groups are 'on' or 'off'."""
+        """Return {dotted name: value} of options not in the original; groups are 'on' or 'off'."""
         found = {}
         of_ours: tuple[str, ...] = ()  # prefixes of option groups that the original lacks
         for name, f, value in settings(self):
@@ -306,7 +309,7 @@ def members(ty: Any) -> tuple[Any, ...]:
 
 
 def group_class(ty: Any) -> type[HParams] | None:
-    """Return the HParams class that is `ty` or that an Optional `ty` holds; None if none."""
+    """Return the HParams class in the type `ty`, which may be Optional; None if `ty` has none."""
     return next((t for t in members(ty) if isinstance(t, type) and issubclass(t, HParams)), None)
 
 

@@ -13,14 +13,14 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import os_errors_as
 from lm_human_preferences.utils import streams
 
-ALARMS = 'alarms'  # tag in TensorBoard for warnings that a training goes wrong
+ALARMS = 'alarms'  # TensorBoard's tag for warnings about a training that goes wrong
 # Tags of responses' mean length in tokens, and of the fractions of ended and of valid responses
 LENGTH, ENDED, VALID = 'responses/length', 'responses/ended', 'responses/valid'
 _console = 'summary'  # value of --run.console
 
 
 class Rank(Protocol):
-    """Interface of `distributed.comm.Comm` as far as it is used here: to print on rank 0 only."""
+    """Part of the interface of `distributed.comm.Comm` that suffices to print on rank 0 only."""
 
     rank: int
 
@@ -41,7 +41,7 @@ def log_in_summary(*lines: object) -> None:
 
 
 def log_as_original(*lines: object) -> None:
-    """Print lines if --run.console is `original`."""
+    """Print `lines`, which are in the original's format, if --run.console is `original`."""
     if _console == 'original':
         announce(*lines)
 
@@ -65,7 +65,7 @@ def progress(iterable: Iterable[Any] | None = None, *, comm: Rank, **settings: A
 
 
 class Logger:
-    """Logger of rank 0, which writes each step to SAVE_DIR/tb/SUBDIR and some to the console."""
+    """Logger of rank 0, which writes all steps to SAVE_DIR/tb/SUBDIR and prints some steps."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Logger:
             self._write(_event_files().record_of_text(tag, text, step))
 
     def _write(self, record: bytes) -> None:
-        """Append a record to the event file, which the first record creates, without buffering."""
+        """Append a record to the unbuffered event file; the first record creates the file."""
         assert self.directory is not None
         with os_errors_as(f'cannot write to {self.directory}'):
             if self.file is None:
@@ -127,7 +127,7 @@ class Logger:
 
 
 def _event_files() -> Any:
-    """Import event_files late, only if events are written, as importing it takes long."""
+    """Import event_files only when events are written, because the import is slow."""
     from lm_human_preferences.utils import event_files
 
     return event_files

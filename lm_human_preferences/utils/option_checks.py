@@ -38,7 +38,7 @@ def check_multiple(total: int, name: str, factors: Mapping[str, int], otherwise:
 
 
 def check_accepted(name: str, marks: Mapping[str, Any], value: Any) -> None:
-    """Raise ValueError if an option does not allow `value`, or if no tensor can hold it.
+    """Raise ValueError if the option `name` does not allow `value`, or no tensor can hold `value`.
 
     name: name of the option in the message. marks: arguments of `hyperparams.option`.
     """

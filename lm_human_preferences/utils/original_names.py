@@ -28,7 +28,7 @@ def refuse(module: str, name: str = '') -> NoReturn:
     for names, advice in _GONE.get(module.removeprefix('lm_human_preferences.'), {}).items():
         if name in (names.split() or ['']):
             raise ImportError(
-                f'{f"{module}.{name}".rstrip(".")} of the original is gone: {advice}; see'
+                f'this port lacks {f"{module}.{name}".rstrip(".")} of the original: {advice}; see'
                 ' docs/from-the-original.md'
             )
     raise AttributeError(f'module {module!r} has no attribute {name!r}')

@@ -15,7 +15,7 @@ from typing import Any
 
 SECONDS = 2.0  # limit of processor time for rendering one dialogue
 MEGABYTES = 512  # limit of memory for rendering dialogues
-# An alarm of the system ends the subprocess, whatever the template does.
+# The signal SIGVTALRM ends the subprocess after SECONDS, whatever the template does.
 # Python's option -P prevents imports from the current folder.
 _PROGRAM = """
 import json, resource, signal, sys
@@ -47,7 +47,7 @@ _lock = threading.Lock()
 
 @functools.cache
 def _renderer() -> subprocess.Popen[str]:
-    """Start the subprocess, which answers each request, a line of JSON, by a line of JSON."""
+    """Start the subprocess, which reads requests and writes answers, each as one line of JSON."""
     return subprocess.Popen(
         [sys.executable, '-P', '-c', _PROGRAM, str(SECONDS), str(MEGABYTES)],
         stdin=subprocess.PIPE,

@@ -21,7 +21,7 @@ WARNINGS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU)
 TO_STOP = (signal.SIGTERM, *WARNINGS)
 Handlers = dict[int, Any]  # {number of a signal: its handler}
 _handlers: weakref.WeakSet[Callable[[int, FrameType | None], None]] = weakref.WeakSet()
-# Seconds in which a step must end, to be saved before batch systems kill a job 30 s after SIGTERM.
+# Seconds in which a step must end after SIGTERM: batch systems kill a job after 30 s, saved or not.
 STOP_TIMEOUT = 20
 LEAST_SECONDS = 1e-3  # shortest time for a timer, as 0 would cancel it
 _deadline: float | None = None  # time at which to send SIGALRM, by the monotonic clock
@@ -29,7 +29,7 @@ _deadline: float | None = None  # time at which to send SIGALRM, by the monotoni
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
-    """Within the block, handle the signals `numbers` by `handler`; only in the main thread.
+    """Within the block, let `handler` handle the signals `numbers` if this is the main thread.
 
     Repeated WARNINGS do not count: shell and kernel both send SIGHUP, and SIGXCPU comes each
     second. A warning that is ignored, as under nohup, stays ignored.
@@ -65,7 +65,7 @@ def set_deadline(seconds: float | None) -> None:
 
 
 def set_timer() -> None:
-    """Set the process's timer to the deadline; user code may have changed it since."""
+    """Set the process's timer to the deadline; user code may have changed the timer."""
     if threading.current_thread() is threading.main_thread():
         left = 0.0
         if _deadline is not None:
@@ -80,7 +80,7 @@ def handlers() -> Handlers:
 
 
 def restore(before: Handlers) -> None:
-    """Restore earlier handlers, only in the main thread; signals that are ignored stay ignored."""
+    """In the main thread, restore earlier handlers. Signals that are ignored now stay ignored."""
     if threading.current_thread() is threading.main_thread():
         for number, earlier in before.items():
             if signal.getsignal(number) != signal.SIG_IGN and earlier is not None:

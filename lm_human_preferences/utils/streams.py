@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 STDOUT, STDERR = 1, 2  # file descriptors of the standard streams
-_CONTROLS = re.compile(r'[\x00-\x08\x0b-\x1f\x7f-\x9f]')  # control characters but tab and line end
+_CONTROLS = re.compile(r'[\x00-\x08\x0b-\x1f\x7f-\x9f]')  # control codes except tab and newline
 _MOVES_OF_BARS = re.compile(r'\A(?:\r|\n|\x1b\[A)*')  # cursor movements that progress bars print
 CLOSED_PIPE = 128 + signal.SIGPIPE  # exit status that shells report for a closed pipe
 _LEAST_COLUMNS = 20  # smallest width for output, even on a narrower terminal
@@ -87,7 +87,7 @@ def closed_pipe_is_quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def lost_output_is_reported() -> Iterator[None]:
-    """If the block cannot write standard output, warn and go on; a closed pipe stays an error."""
+    """If the block cannot write to standard output, warn and go on. A closed pipe is an error."""
     try:
         yield
     except OSError as e:
