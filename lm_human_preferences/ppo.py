@@ -43,7 +43,7 @@ class Rollout(TensorBatch):
     # mask: bool (batch, response_length), True up to a response's end; None if all tokens count.
     # Where `mask` is False, logprobs, values and rewards are 0.
     mask: torch.Tensor | None = None
-    baselines: torch.Tensor | None = None  # result of leave_one_out; None: use `values`
+    baselines: torch.Tensor | None = None  # leave-one-out baselines; None: `values` are baselines
 
 
 @dataclass
@@ -100,7 +100,7 @@ def advantages_and_returns(
 
 
 def leave_one_out(rewards: torch.Tensor, samples_per_query: int) -> torch.Tensor | None:
-    """Return the mean return (batch,) of the other responses to the query; None without others.
+    """Return for each response the mean return (batch,) of the query's other responses, if any.
 
     rewards: (batch, response_length), neighbouring rows answer one query. As the mean does
     not depend on the response, it is an unbiased baseline (Kool et al. 2019, Ahmadian et al. 2024).
@@ -113,7 +113,7 @@ def leave_one_out(rewards: torch.Tensor, samples_per_query: int) -> torch.Tensor
 
 
 def add_advantages(rollout: Rollout, options: PpoHParams) -> Minibatch:
-    """Return `rollout` as a Minibatch; advantages are whitened within it, as in the original.
+    """Return `rollout` as a Minibatch. Its advantages are whitened together, as in the original.
 
     With a leave-one-out baseline, all tokens of a response have the same advantage.
     """
@@ -160,7 +160,7 @@ def step_stats(
     non_score_reward: torch.Tensor,
     train_stats: Mapping[str, Sequence[torch.Tensor]],
 ) -> dict[str, torch.Tensor]:
-    """Return a step's statistics {the original's name: scalar}, with the means of `train_stats`."""
+    """Return a step's statistics {the original's name: scalar}, including `train_stats`' means."""
     logprobs = rollout.logprobs
     score = rollout.scores.mean()
     stats = {

@@ -38,12 +38,12 @@ from lm_human_preferences.utils.core import exact_div
 from lm_human_preferences.utils.logging import Logger, announce
 
 KL_TARGETS = 10  # an alarm is raised if the KL divergence exceeds this multiple of its target
-KL_PER_TOKEN = 2  # without a target, an alarm is raised above this KL in nats per response token
+KL_PER_TOKEN = 2  # without a KL target, an alarm is raised above this KL in nats per response token
 FINITE = ('ppo/loss/total', KL, 'objective/score')
 
 
 def build_trainer(phase: TrainPolicy, initial_model: TrainedModel, comm: Comm) -> PPOTrainer:
-    """Return the trainer of a policy that starts as `initial_model`, the same on all ranks."""
+    """Return the trainer of a policy that starts as `initial_model`. All ranks start equal."""
     settings, source = phase.settings, phase.source
     encoder = initial_model.encoding.get_encoder()
     policy_settings = lm_tasks.policy_settings(settings.task, encoder)
@@ -101,7 +101,7 @@ def train(hparams: HParams, comm: Comm | None = None, experiment: str | None = N
                 # Settings do not change from here on.
                 plan = run.plan()
                 assert plan.policy is not None
-                # Check the policy's phase, too, before a reward model trains for hours.
+                # Check the whole plan now, before a reward model trains for hours.
                 run.check_start(plan)
                 if plan.rewards:
                     _train_rewards(run, plan)
@@ -116,7 +116,7 @@ def train(hparams: HParams, comm: Comm | None = None, experiment: str | None = N
 
 
 def _has_steps(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> bool:
-    """Return whether steps are left; if not, say so, and record the last checkpoint as latest."""
+    """Return whether steps are left; if not, say so, and list the resumed checkpoint as latest."""
     done = checkpointer.steps_done
     if checkpointer.prefix is None and comm.rank == 0:
         _warn_of_lost_steps(hparams)

@@ -28,7 +28,7 @@ from lm_human_preferences.utils.streams import columns, note, printable
 WIDEST = 80  # maximum width of a question in the terminal, in columns
 HIGHEST_KEY = 9
 REPEAT_SECONDS = 0.5  # a key read again within this time is taken for one held down, and ignored
-GUARD_SECONDS = 0.25  # an answer within this time is ignored, as it was meant for the last question
+GUARD_SECONDS = 0.25  # answers within this time are ignored as meant for the previous question
 UNDO = ('u', '\x7f', '\b')  # the backspace key sends '\x7f' or '\b'
 ENTER = ('\r', '\n')
 HELP_KEYS = ('h', '?')
@@ -81,7 +81,7 @@ def serve(folder: str, options: LabelHParams) -> None:
 
 def _simulate(folder: LabelFolder, labeller: str, reward: str, **options: Any) -> None:
     """Have a simulated labeller answer the questions. reward: see loading.load_reward_model."""
-    # These modules load torch, for which people at a terminal need not wait.
+    # Import these modules only for a simulation: they load torch, which takes seconds.
     from lm_human_preferences.commands.sampler import warnings_only
     from lm_human_preferences.labels import simulated
     from lm_human_preferences.reward_sources.loading import load_reward_model
@@ -114,7 +114,7 @@ class Keys:
     def __init__(self) -> None:
         self.are_pressed = sys.stdin.isatty()
         self._waiting: list[str] = []
-        self._last, self._when = '', 0.0  # last key, and the time at which it was read
+        self._last, self._when = '', 0.0  # the key read last, and when it was read
 
     def next(self) -> str:
         """Return the next key, or '' for an arrow or function key; KeyboardInterrupt for Ctrl-C."""
@@ -156,8 +156,8 @@ class Session:
         has_keys = self.control.first >= 0 and self.control.last <= HIGHEST_KEY
         if not has_keys or self.control.keys > 1:
             raise UserError(
-                f'{self.folder.path}: its questions cannot be answered in a terminal, by a single'
-                f' key from 0 to {HIGHEST_KEY}; give --web on'
+                f'{self.folder.path}: its questions cannot be answered in a terminal, where an'
+                f' answer is one key from 0 to {HIGHEST_KEY}; give --web on'
             )
 
     def run(self) -> None:

@@ -41,7 +41,7 @@ from lm_human_preferences.utils.logging import progress
 
 INITIAL = 'initial'  # value of --policy or --against for the experiment's initial model
 PARTS = {TRAIN: 'train', VALIDATION: 'test'}  # {kind of question: split that its query is from}
-# Options in which the task of a policy's run may differ from the task of the questions.
+# Task options that may differ between the run of a policy and the questions.
 MAY_DIFFER = ('query_dataset', 'policy', 'penalty_reward_value')
 
 
@@ -150,8 +150,8 @@ def task_record(
         check_same_task(folder, there, record)
         if text is not None and there['instructions'] != text:
             raise UserError(
-                f'--instructions {instructions}: {folder} has other instructions already, by which'
-                ' people have answered; use another folder'
+                f'--instructions {instructions}: {folder} already gives people other'
+                ' instructions; use another folder'
             )
         if there.get(TIES):
             record[TIES] = True
@@ -198,14 +198,14 @@ def _check_options(settings: HParams, options: AskHParams) -> None:
 
 
 def _resolved(name: str) -> str:
-    """Return a policy's name, with the real path of a local one, so that names can be compared."""
+    """Return a policy's name, or the real path of a local policy, so that names can be compared."""
     if name == INITIAL or storage.is_remote(name):
         return name.rstrip('/')
     return os.path.realpath(name)
 
 
 def _shown(options: AskHParams) -> str:
-    """Return the name under which a folder records --policy, including any --best_of."""
+    """Return the name that a folder records for --policy, such as 'best of 4 of RUN by JUDGE'."""
     policy = _resolved(options.policy)
     if options.best_of == 1:
         return policy
@@ -245,8 +245,8 @@ def _one_encoding(policies: dict[str, Policy]) -> Encoding:
     first, *others = [policy.trained_model.encoding for policy in policies.values()]
     if others and others[0].name != first.name:
         raise UserError(
-            f'{" and ".join(policies)} have different encodings, {first.name!r} and'
-            f' {others[0].name!r}: they cannot be compared'
+            f'the policies {" and ".join(policies)} cannot be compared, as their encodings differ:'
+            f' {first.name!r} and {others[0].name!r}'
         )
     return first
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 # GiB that a run of GPT-2 124M needs, with two checkpoints and micro-batches of 8.
 LEAST_DISK = 10
 LEAST_MEMORY = 6
-PATIENCE = 180  # timeout of a training step in seconds, including the start of the program
+PATIENCE = 180  # timeout in seconds of the program that runs one training step
 STEP = (
     'train_policy test doctor --save_dir=None --run.console=original --ppo.total_episodes=64'
     ' --rewards.train_new_model=off --rewards.trained_model=test'

@@ -40,7 +40,7 @@ def export(model_dir: str, output_dir: str, form: str = 'model') -> None:
     with storage.new_directory(output_dir, SafetensorError):
         if is_classifier(model_dir):
             raise UserError(
-                f'{model_dir} is a classifier of transformers already: copy it as it is'
+                f'{model_dir} is already a sequence classifier of transformers: copy it as it is'
             )
         run, is_adapter = read_run(model_dir), form == 'adapter'
         write_card = functools.partial(
@@ -155,7 +155,7 @@ def _ends(task: lm_tasks.TaskHParams, encoder: Encoder) -> list[int]:
 
 
 def _write_generation_config(temperature: float, ends: list[int], output_dir: str) -> None:
-    """Write settings with which `generate` of transformers samples as in training."""
+    """Write settings with which transformers' method `generate` samples as in training."""
     from transformers import GenerationConfig
 
     GenerationConfig(
@@ -225,7 +225,7 @@ def _has(directory: str, files: run_files.CommandFiles) -> bool:
 def _export_reward_model(
     saved: trained_models.TrainedModel, output_dir: str, write_card: CardWriter
 ) -> None:
-    """Save a reward model as a classifier of transformers."""
+    """Save a reward model as a sequence classifier of transformers."""
     location, *others = rewards.locations_of(saved.name)
     if others:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Samples of a trained policy, or of a model without a run (the original's sample.py)."""
+"""Samples of a trained policy, or of a model that no run trained (sample.py of the original)."""
 
 import contextlib
 import itertools
@@ -105,7 +105,7 @@ def _print_sample(
 
 
 def given_queries(prompts: Sequence[str], path: str | None) -> list[Query]:
-    """Return `prompts` and the queries in the file `path`, each with its source for messages."""
+    """Return `prompts` and the queries in the file `path`; error messages name `where` of each."""
     found = []
     for text in prompts:
         found.append(Query(f'--prompt {text!r:.{SHOWN}}', text, {}))

@@ -29,7 +29,7 @@ from lm_human_preferences.utils.streams import note
 
 OF_CHOICE = ('rank', 'mean_score', 'choice_kl')  # fields of a sample about the best-of-n choice
 SCORES = ('score', 'score_std', 'kl', *OF_CHOICE)
-# Fields that `sample --output` writes, except for texts and columns of the file of queries
+# Fields that `sample --output` writes besides texts and the columns of the query file
 OF_SAMPLES = ('query_tokens', 'response_tokens', *SCORES)
 
 
@@ -105,7 +105,7 @@ class Source:
         *,
         is_needed: bool = True,
     ) -> ScoringModel | None:
-        """Load the reward called `judge` or, if that is None, the reward that the run learned from.
+        """Load the reward that `judge` names; without `judge`, the reward that the run learned from.
 
         function: see source_of_run. reference: the run's initial model, if it is loaded. is_needed:
         if False, return None (with a note for a run) if no reward is named or found.
@@ -115,7 +115,7 @@ class Source:
             return loading.load_judge(judge, encoding, self.settings.task)
         if self.run is None:
             if is_needed:
-                raise UserError('the model has no reward of its own: give --judge')
+                raise UserError('a model that no run trained has no reward: name one by --judge')
             return None
         try:
             source = source_of_run(self.settings, self.run, function)
@@ -137,10 +137,10 @@ class Choice(NamedTuple):
 
 
 def choose(scores: torch.Tensor, is_valid: torch.Tensor | None = None) -> Choice:
-    """Choose the response with the highest score for each query. scores: (queries, n); NaN is last.
+    """Choose the response with the highest score for each query; NaN counts as the lowest score.
 
-    is_valid: bool (queries, n), False for a response without the end that the task requires. Such
-    responses rank last, since the penalty, their score, may be above the scores of valid ones.
+    scores: (queries, n). is_valid: bool (queries, n), False without the end that the task requires.
+    Invalid responses rank last: their score, the penalty, may be above the scores of valid ones.
 
     Best-of-n sampling has the KL divergence E log((F^n - G^n) / (F - G)) from the sampled model,
     where F is the probability that a response scores at most as high as the best one, and G that
@@ -255,7 +255,7 @@ class Sampler:
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def _scores(self, queries: torch.Tensor, responses: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return {'score': (batch,)}, NaN without a reward; a head adds 'score_std' (batch,)."""
+        """Return {'score': (batch,)}, NaN without a reward; a head's reward adds 'score_std'."""
         if self.score_fn is None:
             return {'score': torch.full([len(queries)], math.nan)}
         return self.score_fn(queries.to(responses.device), responses)[2]

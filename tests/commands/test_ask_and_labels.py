@@ -113,7 +113,7 @@ def test_instructions_are_kept(tmp_path):
     assert LabelFolder(str(tmp_path / 'f')).task['instructions'] == 'Be kind.'
     (tmp_path / 'i.txt').write_text('Be honest.\n')
     error = error_of(invoke(f'ask test {tmp_path}/f --instructions {tmp_path}/i.txt'))
-    assert 'has other instructions already' in error
+    assert 'already gives people other instructions' in error
 
 
 def test_mistakes_of_ask_are_one_line(tmp_path):
@@ -130,7 +130,7 @@ def test_mistakes_of_ask_are_one_line(tmp_path):
     told = error(f'test {tmp_path}/f --judge mock')
     assert told == '--judge and --rewards.function need --best_of N'
     assert error(f'test {tmp_path}/f --best_of 2') == (
-        'the model has no reward of its own: give --judge'
+        'a model that no run trained has no reward: name one by --judge'
     )
     (tmp_path / 'notes.txt').write_text('x')
     assert 'is neither empty nor a folder of labels' in error(f'test {tmp_path}')
