@@ -105,7 +105,7 @@ class Source:
         *,
         is_needed: bool = True,
     ) -> ScoringModel | None:
-        """Load the reward that `judge` names; without `judge`, the reward that the run learned from.
+        """Load the reward named by `judge`; without `judge`, the reward that the run learned from.
 
         function: see source_of_run. reference: the run's initial model, if it is loaded. is_needed:
         if False, return None (with a note for a run) if no reward is named or found.

@@ -32,7 +32,7 @@ class Record:
     adapters: Mapping[str, LoraHParams]
 
     def options(self, scope: str) -> LoraHParams | None:
-        """Return a network's adapter options, if any; an ensemble's models have the same options."""
+        """Return a network's adapter options, if any; an ensemble's models have equal options."""
         return self.adapters.get(without_number(scope))
 
     def write(self, directory: str) -> None:
