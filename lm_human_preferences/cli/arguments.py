@@ -139,7 +139,7 @@ def _next_value(key: str, field: Field | None, words: list[str]) -> str:
 
 
 def convert(key: str, field: Field, text: str | tuple[str, ...]) -> Any:
-    """Convert the text or texts of option `key` to its type; UserError if they do not fit it."""
+    """Convert the text or texts of option `key` to the option's type; UserError for wrong text."""
     # Only boolean options that this port added accept 'on' and 'off'.
     if field.metadata.get('ours') and bool in members(field.type) and isinstance(text, str):
         text = {'on': 'true', 'off': 'false'}.get(text, text)

@@ -16,9 +16,9 @@ from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial
 
 Experiments = Mapping[str, Sequence[Trial]]
-# A choice of the best of four responses says more than one of two, and takes hardly longer.
+# The best of four responses tells more than the better of two, and takes hardly longer to find.
 ASKED = {'chat': 'best_of_4'}  # {experiment: label type that `ask` uses by default}
-OF_LABELS = 'QUERIES.jsonl'  # placeholder for a data set, as imported labels contain queries
+OF_LABELS = 'QUERIES.jsonl'  # placeholder: imported labels have queries, and need no data set
 LABEL_FIELDS = {
     key: field
     for key, field in user_settings.settable(reward_options.HParams).items()

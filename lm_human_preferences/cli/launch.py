@@ -64,7 +64,7 @@ def start_job(
 
     has_ranks: if False, the job ignores `mpi` and runs in one process.
     """
-    if 'VISIBLE_DEVICES' in os.environ:  # the original's name for CUDA_VISIBLE_DEVICES
+    if 'VISIBLE_DEVICES' in os.environ:  # the original program's name for CUDA_VISIBLE_DEVICES
         os.environ.setdefault('CUDA_VISIBLE_DEVICES', os.environ['VISIBLE_DEVICES'])
     launch = launch_methods.current()
     if not has_ranks:
@@ -113,7 +113,7 @@ def import_for_good(module: str) -> Any:
 
 
 def _world_size(mpi: int | None) -> int:
-    """Return the number of ranks: the launcher's, else `mpi`, else one for each GPU, or 1."""
+    """Return the launcher's number of ranks, or else `mpi`, or else the number of GPUs or 1."""
     launch = launch_methods.current()
     if launch.decides_size:
         if mpi not in (None, launch.size):
@@ -220,7 +220,7 @@ and changes some of the defaults; --dry_run shows all its settings.""",
 def start_training(
     hparams: 'Training', experiment: str | None, binds: Mapping[str, Any], mpi: int | None
 ) -> None:
-    """Start a training on `mpi` ranks. binds: the experiment's settings, {} if it is unknown."""
+    """Start a training run on `mpi` ranks. binds: settings of the experiment, or {}."""
     arguments: dict[str, Any] = {'hparams': hparams, 'experiment': experiment}
     if hparams.command == run_files.REWARD.command:
         arguments['task_options'] = task_options(hparams.task, binds)
@@ -251,7 +251,7 @@ def _dry_run(title: str, hparams: Any, launch: Any, explicitly_set: dict[str, An
 def _checked_name(name: str) -> str:
     """Return the NAME of a run without trailing slashes; UserError if it is not allowed."""
     is_relative = not name.startswith('/') and '..' not in name.split('/')
-    # The bytes of NAME are read as UTF-8 in every locale.
+    # The bytes of a run's NAME are decoded as UTF-8 in every locale.
     letters = os.fsencode(name).decode(errors='surrogateescape')
     is_name = bool(name.strip('/')) and letters.isprintable() and len(letters) <= LONGEST_NAME
     if not (is_relative and is_name):

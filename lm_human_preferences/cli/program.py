@@ -87,9 +87,9 @@ class Program(click.Group):
 def _fail(message: str) -> None:
     streams.mute_notes(False)
     note(error_line(message))
-    with contextlib.suppress(UserError):  # raised if the launcher's variables are invalid
+    with contextlib.suppress(UserError):  # the launcher's environment variables may be invalid
         if launch_methods.current().rank:
-            time.sleep(worker.REPORT_SECONDS)  # rank 0 reports the error for all, and ends first
+            time.sleep(worker.REPORT_SECONDS)  # rank 0 reports the error and ends before this rank
     sys.exit(FAILED)
 
 

@@ -1,4 +1,4 @@
-"""The user's settings and the settings that they imply, which override an experiment's."""
+"""The settings that a user gives or implies; all of them override an experiment's settings."""
 
 import copy
 import dataclasses
@@ -29,7 +29,7 @@ _OF_BOTH = {'run.precision', 'run.gradient_checkpointing'}
 
 
 def settable(hparam_class: type[hyperparams.HParams]) -> dict[str, dataclasses.Field]:
-    """Return {name: field} of all options: values, and groups that can be switched on and off."""
+    """Return {name: field} of all options, including groups that can be switched on and off."""
     return {
         key: field
         for key, field in hyperparams.fields(hparam_class).items()
@@ -59,13 +59,13 @@ def bindings(experiments: Mapping[str, Sequence[Trial]], name: str, command: str
 
 
 def run_name(name: str, trial: Trial) -> str:
-    """Return the run's name: `name`, and the descriptors of its trial if any, as NAME/lr1e-5."""
+    """Return the run's name: `name` and the trial's descriptors, if any, such as NAME/lr1e-5."""
     descriptors = [str(extra['descriptor']) for _, _, extra in trial if 'descriptor' in extra]
     return f'{name}/{"-".join(descriptors)}' if descriptors else name
 
 
 def override(hparams: hyperparams.HParams, settings: Mapping[str, Any]) -> None:
-    """Override `hparams` with the user's `settings`; a setting in a group switches the group on.
+    """Override `hparams` with the user's `settings`; setting a group's option turns the group on.
 
     For a training, relative paths become absolute, since the run records them.
     """
@@ -137,7 +137,7 @@ def complete(
 
 
 def _is_on(settings: Mapping[str, Any], group: str, before: object) -> bool:
-    """Return whether `settings` switch a group of options on, or leave it on as it was `before`."""
+    """Return whether a group of options is on under `settings`. before: the group's old value."""
     named = any(key.startswith(f'{group}.') for key in settings)
     default = 'on' if named or before else 'off'
     return settings.get(group, default) == 'on'
@@ -157,7 +157,7 @@ def _share_task(settings: dict[str, Any]) -> None:
 
 
 def with_end_of_response(settings: Mapping[str, Any], task: TaskHParams) -> dict[str, Any]:
-    """Return `settings` plus the end-of-response options for chats and models' own tokenisers."""
+    """Return `settings`, plus any options that a chat or tokeniser needs to end responses."""
     settings = settings_with_own_token(settings, task)
     given = {key.rpartition('task.')[2]: value for key, value in settings.items()}
     model = given.get('policy.initial_model', task.policy.initial_model)

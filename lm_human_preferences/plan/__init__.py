@@ -1,1 +1,1 @@
-"""Plan of a command: phases with their networks, files and memory, and their checks."""
+"""Plan of a command: phases with networks, files and memory, and checks of the plan."""

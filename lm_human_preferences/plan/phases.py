@@ -1,4 +1,4 @@
-"""Plan of a command: its phases, their networks, memory and files; checks before it starts."""
+"""Plan of a command: phases with networks, memory and files, and checks before the start."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class Plan:
         return f'phases: {", then ".join(self.names)}'
 
     def memory_line(self, sizes: Sizes, ranks: int, free: int) -> str:
-        """Return a line about the memory that a rank needs; a warning if it surely has less."""
+        """Return a line about the memory that a rank needs; a warning if a rank surely has less."""
         device = default_device()
         needed = max(phase.memory(sizes, ranks, device) for phase in self.trainings)
         line = f'{needed / 1e9:.2f} GB of memory for each rank, which has {free / 1e9:.1f} GB'
@@ -247,7 +247,7 @@ def check_start(plan: Plan, comm: Comm) -> None:
 
 
 def sizes_of(plan: Plan, sizes: Sizes, create: Callable[[Iterable[str]], Network]) -> Sizes:
-    """Return the initial model's `sizes`, with the number of parameters that adapters learn."""
+    """Return the initial model's `sizes`, including the number of adapters' parameters, if any."""
     adapters = plan.trainings[-1].adapters
     return shared.with_learned(sizes, create, adapters) if adapters else sizes
 
