@@ -242,7 +242,7 @@ def test_what_others_damage_is_told_and_the_page_goes_on(path):
 
 def test_a_port_has_one_server(path):
     with served(path, 'anna') as (page, _):
-        with pytest.raises(UserError, match=f'--web.port {page.port} cannot be listened on'):
+        with pytest.raises(UserError, match=f'--web.port {page.port} cannot be used'):
             server.LabelServer(str(path), ['bob'], web_options(port=page.port))
         with served(path, 'bob'):  # nothing is held by what failed
             pass

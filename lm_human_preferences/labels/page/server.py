@@ -36,8 +36,8 @@ from lm_human_preferences.labels.page.service import LabellingService
 from lm_human_preferences.storage.schema import matches_schema
 
 MOST_CONNECTIONS = 200
-BACKLOG = 64  # connections accepted at once, few enough that none closes before it is served
-GRACE_SECONDS = 3  # seconds that open replies may take when the server stops
+BACKLOG = 64  # connections accepted before one is served; below MOST_CONNECTIONS, so none is closed
+GRACE_SECONDS = 3  # seconds that a stopping server waits for unfinished replies
 MOST_BYTES = 64 * 1024  # largest body of a request, in bytes
 POLL_SECONDS = 0.1  # time between two checks whether the server is stopping
 POLICY = (
@@ -122,7 +122,7 @@ class LabelServer(contextlib.AbstractContextManager['LabelServer']):
             time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
-        """Send open replies, then stop; every answer that was acknowledged is on the disk."""
+        """Send unfinished replies, then stop; every acknowledged answer is already on the disk."""
         self._server.should_exit = True
         self._thread.join()
         self._stack.close()
@@ -241,8 +241,8 @@ def _listen(options: WebHParams) -> socket.socket:
     except (OSError, UnicodeError) as e:
         name = options.option_name('port')
         raise UserError(
-            f'{options.option_name("host")} {host!r:.80} with {name} {port} cannot be listened on:'
-            f' {getattr(e, "strerror", e)}; give an address of this machine, and a free port'
+            f'{options.option_name("host")} {host!r:.80} and {name} {port} cannot be used:'
+            f' {getattr(e, "strerror", e)}; give an address of this machine and a free port'
             f' ({name} 0 finds one)'
         ) from e
     # Accepted connections inherit the option TCP_NODELAY.

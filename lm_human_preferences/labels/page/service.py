@@ -26,7 +26,7 @@ HOLD_SECONDS = 120.0  # seconds without an answer after which other labellers ma
 
 
 class LabellingService:
-    """Labellers at work on one folder, whose files of answers are open until `stack` is closed.
+    """Labellers at work on one folder; their files of answers stay open until `stack` is closed.
 
     A random key decides in which order samples are shown, and what a question is called in the
     browser: its id, a digest of the samples in their stored order, would reveal that order.
@@ -126,7 +126,7 @@ class LabellingService:
         }
 
     def _shown(self, name: str, question: Question) -> dict[str, Any]:
-        """Return a question for the browser, its samples as texts in this labeller's order."""
+        """Return a question for the browser, with texts of samples in the order for `name`."""
         tokens = map(self.encoder.without_padding, question.tokens().values())
         query, *samples = map(self.encoder.decode, tokens)
         order = self.labellers[name].order(question)
@@ -183,7 +183,7 @@ class Assignments:
         return found, len(waiting)
 
     def hold(self, name: str, question: str) -> None:
-        """Assign this question to labeller `name` from now on, in place of any other."""
+        """Let labeller `name` hold this question from now on, and no other question."""
         self.held[name] = question, self.clock()
 
     def _waiting(self, name: str, own: str) -> list[Question]:
