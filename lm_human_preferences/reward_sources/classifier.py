@@ -1,4 +1,4 @@
-"""Reward by a sequence classifier of transformers: --rewards.trained_model DIRECTORY.
+"""Reward by a sequence classifier for the library transformers: --rewards.trained_model DIRECTORY.
 
 The reward is its single output, or the log odds of one of its classes. The classifier has a
 tokeniser of its own. Sequences of different lengths are never padded to one length, since the
@@ -30,8 +30,8 @@ from lm_human_preferences.storage.schema import matches_schema
 from lm_human_preferences.utils.rendering import TemplateError, render
 
 BATCH = 16_384  # largest number of tokens in one forward pass
-# NO_TOKEN replaces a missing padding token, without which transformers takes one text at a time.
-# No token has the id NO_TOKEN, so the score is read at the last token of every text.
+# To score several texts, transformers needs a padding token: NO_TOKEN, if the model has none.
+# No token has the id NO_TOKEN, so transformers reads scores at the last tokens of all texts.
 NO_TOKEN = -1
 MODEL_CLASS = 'AutoModelForSequenceClassification'
 MOST_LABELS = 10_000  # a config with more labels than this counts as damaged
@@ -145,8 +145,8 @@ def _class_of(config: Any, name: str | None, directory: str) -> int | None:
         return names.index(name)
     raise UserError(
         f'{directory} has the outputs {", ".join(names[:20])}: name the class whose log odds are'
-        f' the reward by --rewards.class_name or as {directory}#{names[-1]}, but name no class if'
-        ' there is a single output'
+        f' the reward by --rewards.class_name or as {directory}#{names[-1]} (a single output'
+        ' needs no class name)'
     )
 
 
@@ -175,7 +175,7 @@ def read_model(directory: str, config: Any) -> Any:
 
 
 def read_tokeniser(directory: str, model: Any) -> Any:
-    """Load the tokeniser of a classifier; UserError if the model lacks some of its tokens."""
+    """Load the tokeniser of a classifier; UserError if the model lacks some of the tokens."""
     from transformers import AutoTokenizer
 
     with explained(directory, ': its tokeniser cannot be read'):
@@ -186,8 +186,8 @@ def read_tokeniser(directory: str, model: Any) -> Any:
     rows = len(model.get_input_embeddings().weight)
     if not tokens or max(tokens) >= rows:
         raise UserError(
-            f'{directory}: its tokeniser has {len(tokens)} tokens, up to number'
-            f' {max(tokens, default=0)}, but the model has embeddings for only {rows}'
+            f'{directory}: the tokeniser has {len(tokens)} tokens, with ids up to'
+            f' {max(tokens, default=0)}, but the model has only {rows} embeddings'
         )
     tokeniser.truncation_side = 'left'  # a text that is too long loses its beginning
     tokeniser.model_max_length = _limit(tokeniser, model)

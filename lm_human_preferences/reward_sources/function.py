@@ -36,14 +36,14 @@ from lm_human_preferences.utils import stop_signals
 
 SHOWN = 200  # number of characters shown of an exception's message
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-# The first parameter must not be named like responses, nor the second like queries.
+# Names of responses are refused for the first parameter, and names of queries for the second.
 _OF_RESPONSES = ('responses', 'response', 'completions', 'completion')
 _OF_QUERIES = ('queries', 'query', 'prompts', 'prompt')
 _NO_NUMBERS = np.empty(0, dtype=object)
 
 
 class FunctionScorer(TextScorer):
-    """Reward by the function in `source`. Its file is run at once; UserError if that fails."""
+    """Reward by the function in `source`, whose file runs at once; UserError if the file fails."""
 
     def __init__(self, source: Source) -> None:
         self.name = source.name
@@ -121,7 +121,7 @@ class FunctionScorer(TextScorer):
             yield
         except KeyboardInterrupt:
             raise
-        except BaseException as e:  # SystemExit, for example, is not a subclass of Exception
+        except BaseException as e:  # unlike Exception, BaseException includes SystemExit
             exception = self._in_one_line(e)
             raise UserError(f'reward function {self.name}: {activity} raised {exception}') from e
 
@@ -140,7 +140,7 @@ class FunctionScorer(TextScorer):
 
 
 def _scores_and_parts(returned: Any, count: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Convert a reward function's result to scores and {component: numbers}; UserError if wrong."""
+    """Convert a function's result to scores and {component: numbers}; UserError for bad results."""
     parts: dict[Any, Any] = {}
     if isinstance(returned, dict):
         parts = dict(returned)
@@ -215,7 +215,7 @@ def _apart() -> Iterator[None]:
 
 
 def _let_children_import(name: str, text: str, path: str) -> None:
-    """Write a function's file as a module into sys.path, for spawned processes to import it."""
+    """Write a function's file as a module that spawned processes can import from sys.path."""
     module = f'__file__ = {path!r}\nexec(compile({text!r}, __file__, "exec"))\n'
     folder = _folder_of_modules()
     pathlib.Path(folder, f'{name}.py').write_text(module, encoding='utf-8')

@@ -53,14 +53,14 @@ def text_scorer(name: str, *, chat: bool, may_be_code: bool = False) -> TextScor
         return Classifier(directory, class_name or None, chat=chat)
     if class_name:
         raise OptionError(
-            f'--rewards.class_name {class_name}: {directory} is not a classifier of'
-            ' transformers: it has no classes'
+            f'--rewards.class_name {class_name}: {directory} is not a classifier saved'
+            ' by transformers, and has no classes'
         )
     copy = os.path.join(name, run_files.FUNCTION)
     if not storage.is_remote(name) and os.path.exists(copy):
         raise UserError(
-            f'{name} learned from a reward function, and its code runs only where a command names'
-            f' it: give FILE.py:FUNCTION in place of the run (a copy of the code is in {copy})'
+            f'{name} learned from a reward function, and code runs only if you name the function:'
+            f' give FILE.py:FUNCTION instead of the run (a copy of the code is in {copy})'
         )
     return None
 
@@ -98,7 +98,7 @@ def load_reward_model(
 def load_learned(
     name: str, encoding: Encoding, members: int | None = None, base: TrainedModel | None = None
 ) -> LearnedReward:
-    """Return the reward model, ensemble or head in the directory `name`; 'test': a random one."""
+    """Return the reward model, ensemble or head in directory `name`; 'test': a random model."""
     if name != 'test' and is_head(directory := reward_model_dir(name)):
         reward = checked(directory, *load(directory))
         check_encoding(directory, reward.reference.trained_model.encoding.name, encoding)
@@ -111,7 +111,7 @@ def load_learned(
 
 
 def saved_model(run: str) -> TrainedModel:
-    """Return the reward model of a run without reading its weights; UserError if it has none."""
+    """Return a run's reward model, without the weights; UserError if there is no reward model."""
     try:
         saved = TrainedModel(run, reward_model_dir(run))
         saved.encoding.get_encoder()
@@ -135,7 +135,7 @@ def give_columns(reward: TextReward, task: lm_tasks.TaskHParams) -> None:
 def give_more_columns(
     reward: ScoringModel | None, queries: Iterable[tuple[Sequence[int], Query]]
 ) -> None:
-    """Add the data set's columns of `queries` to those of a reward function that takes columns."""
+    """Pass the data set's columns of `queries`, too, to a reward function that takes columns."""
     if isinstance(reward, TextReward) and reward.scorer.asks_for_columns:
         pairs = [pair for pair in queries if pair[1].columns]
         reward.columns = {**reward.columns, **lm_tasks.columns_by_tokens(pairs)}

@@ -1,4 +1,4 @@
-"""Sources of the reward that a policy learns from, a class for each.
+"""Classes for the sources of the reward that a policy learns from.
 
 Other packages only use the methods of RewardSource. To add a source, add a class here, and a branch
 in `source_of`.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from lm_human_preferences.language.trained_models import TrainedModel
     from lm_human_preferences.policy import Policy
 
-KNOWN = 'mock'  # value of --rewards.trained_model for the known reward of film reviews
+KNOWN = 'mock'  # value of --rewards.trained_model for the reward of film reviews in known_reward.py
 RANDOM = 'test'  # value of --rewards.trained_model for a random network, which the run saves
 
 
@@ -46,7 +46,7 @@ class RewardSource:
     pessimism: deviations by which a head lowers scores.
     """
 
-    role: ClassVar[str] = ''  # field of Networks for the reward's networks; '' if there are none
+    role: ClassVar[str] = ''  # the reward's field in Networks; '' if the reward has no networks
 
     name: str  # name of a directory, function or model, as the user gave it
     task: lm_tasks.TaskHParams
@@ -56,18 +56,18 @@ class RewardSource:
 
     @property
     def networks(self) -> Networks:
-        """Networks of a policy's training, including those of the reward."""
+        """All networks of a policy's training, including the reward's networks."""
         if not self.role:
             return POLICY_NETWORKS
         scopes = (*getattr(POLICY_NETWORKS, self.role), *rewards.scopes_of(self.members))
         return dataclasses.replace(POLICY_NETWORKS, **{self.role: scopes})
 
     def pinned(self, comm: Comm) -> Self:
-        """Return this source, with contents of files that rank 0 has read for all ranks."""
+        """Return this source with the content of files, if any, that rank 0 reads for all ranks."""
         return self
 
     def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
-        """Return the reward model for a training, whose weights rank 0 broadcasts afterwards.
+        """Return the reward model of a policy's training; rank 0 will broadcast the weights.
 
         reference: the policy that never learns; the reward may be a head on its hidden states.
         """
@@ -121,7 +121,7 @@ class KnownSource(RewardSource):
 
 @dataclasses.dataclass(frozen=True)
 class FunctionSource(RewardSource):
-    """A reward function of the user. code: content of its file; None before `pinned` reads it."""
+    """A reward function of the user. code: content of the function's file; None before `pinned`."""
 
     code: reward_function.Source | None = None
 
@@ -146,7 +146,7 @@ class FunctionSource(RewardSource):
 
 
 class ClassifierSource(RewardSource):
-    """A sequence classifier of transformers. name: DIRECTORY, or DIRECTORY#CLASS_NAME."""
+    """A classifier for the library transformers. name: DIRECTORY or DIRECTORY#CLASS_NAME."""
 
     def elsewhere(self) -> list[str]:
         """Return the option that names the classifier; [] if its files are on this machine."""
@@ -184,7 +184,7 @@ class SavedSource(RewardSource):
         return 1 if self.name == RANDOM else rewards.recorded_members(self.name)
 
     def label_source(self) -> str | None:
-        """Return the reward model's label file if its queries can replace texts of a data set."""
+        """Return the reward model's label file if queries in the file can replace the data set."""
         if not registry.info(self.task.query_dataset).labels_stand_in:
             return None
         settings = run_settings.reward_settings_of(self.name)
@@ -197,7 +197,7 @@ class NewSource(RewardSource):
     role = 'frozen'
 
     def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
-        """Return the reward models, which only rank 0 loads; other ranks get its weights."""
+        """Return the reward models, loaded on rank 0; other ranks get rank 0's weights later."""
         if comm.rank == 0:
             return super().for_training(comm, reference)
         # Other hosts may not see the directory of rank 0.
@@ -237,18 +237,18 @@ class _OnReference(RewardSource):
 
 
 class SavedHeadSource(_OnReference, SavedSource):
-    """A head on the reference's hidden states that is trained already."""
+    """A head, trained already, on hidden states of the reference policy."""
 
 
 class NewHeadSource(_OnReference, NewSource):
-    """A head on the reference's hidden states that is trained before the policy."""
+    """A head, trained before the policy, on hidden states of the reference policy."""
 
     def place_in(self, save_dir: str) -> str:
         return storage.join(save_dir, run_files.REWARD.network)
 
 
 class OnlineHeadSource(NewHeadSource):
-    """A head on the reference's hidden states that is fitted again while the policy trains."""
+    """A head, fitted again while the policy trains, on hidden states of the reference policy."""
 
     def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
         """Return a head that has learned nothing yet."""
@@ -278,13 +278,13 @@ def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
     found, is_known = _source_of(settings, ask)
     if given.members > 1 and (not found.role or found.name == RANDOM):
         raise OptionError(
-            f'--rewards.ensemble {given.members}: this reward is not a network that learned labels:'
-            ' leave the option out'
+            f'--rewards.ensemble {given.members}: this option is only for networks that learned'
+            ' from labels: leave the option out'
         )
     if given.pessimism is not None and is_known and not isinstance(found, _OnReference):
         raise OptionError(
-            f'--rewards.pessimism {given.pessimism:g}: this reward is no head on hidden states:'
-            ' leave the option out'
+            f'--rewards.pessimism {given.pessimism:g}: this option is only for heads on hidden'
+            ' states: leave the option out'
         )
     return found
 

@@ -1,4 +1,4 @@
-"""Rewards that read texts, and an adapter with which they score tokens."""
+"""Rewards that read texts, and an adapter that decodes a policy's tokens for such rewards."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -14,7 +14,7 @@ LARGEST = 1e15  # largest score, so that sums of squares over a batch are finite
 
 
 class Texts(NamedTuple):
-    """Query and response as texts, alone and joined, with other fields of the query's record."""
+    """Texts of a query, of a response and of both joined. columns: other fields of the query."""
 
     query: str
     response: str
@@ -41,7 +41,7 @@ class TextScorer(Protocol):
     def score_and_parts(
         self, texts: Sequence[Texts]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return scores (texts,) and their components, {name: (texts,)}, by default none."""
+        """Return scores (texts,) and {component: (texts,)}; by default there are no components."""
         return self.score(texts), {}
 
 

@@ -118,7 +118,7 @@ def token_without_a_row(directory):
         ),
         (pickles('pytorch_model.bin', 'model.pt'), 'pickled weights are not read'),
         (pickles(WEIGHTS), 'is damaged or missing'),
-        (token_without_a_row, 'its tokeniser has .* up to number 1000, but the model has'),
+        (token_without_a_row, 'the tokeniser has .* ids up to 1000, but the model has'),
     ],
 )
 def test_one_line_says_what_is_wrong(judged, damage, told):

@@ -184,7 +184,8 @@ def test_texts_are_scored(tmp_path, classes):
     expected = Classifier(classes, 'good').score(pairs)
     torch.testing.assert_close(torch.tensor(list(json.loads(result.stdout).values())), expected)
     told = error_of(invoke(f'score {tmp_path}#good {texts}'))
-    assert told == f'RUN good: {tmp_path} is not a classifier of transformers: it has no classes'
+    fault = 'is not a classifier saved by transformers, and has no classes'
+    assert told == f'RUN good: {tmp_path} {fault}'
 
 
 def test_a_classifier_is_asked_once(tmp_path):

@@ -19,7 +19,7 @@ from lm_human_preferences.reward_sources.frozen_head.posterior import (
 from lm_human_preferences.utils import student
 
 FOLDS = 10
-# Precisions of the prior to try, the strongest first, as each fit starts from the one before it.
+# Precisions of the prior, the strongest first: each fit starts from the result of the last fit.
 STRENGTHS = (30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)
 SEED = 0
 
@@ -158,7 +158,7 @@ def _prediction(problem: Problem, scores: torch.Tensor, guesses: torch.Tensor) -
 
 
 def least_gain(gains: torch.Tensor) -> float | None:
-    """Return the mean gain in nats that a head as good as guessing exceeds in 2.5 % of cases.
+    """Return the mean gain over guessing, in nats, that a useless head exceeds in 2.5 % of cases.
 
     gains: (subjects,); None if they are few. Folds learn from each other's labels, so their gains
     are not independent. Nadeau and Bengio, Inference for the generalization error (2003), correct
@@ -172,6 +172,6 @@ def least_gain(gains: torch.Tensor) -> float | None:
 
 
 def _by_subject(gains: torch.Tensor, subjects: torch.Tensor) -> torch.Tensor:
-    """Add up the `gains` of labels within each group of related labels; keep the overall mean."""
+    """Add up the `gains` in each group of related labels, scaled so that the overall mean stays."""
     sums = torch.zeros(int(subjects.max()) + 1, dtype=gains.dtype).index_add(0, subjects, gains)
     return sums * len(sums) / len(gains)

@@ -18,7 +18,7 @@ from lm_human_preferences.runs.run_files import FROZEN_HEAD
 from lm_human_preferences.storage.schema import matches_schema
 
 ABOUT = 'about'  # metadata key of the JSON about a head's model and task
-DIGEST = 'sha256'  # key of a head's checksum in the JSON of its metadata
+DIGEST = 'sha256'  # key of the checksum in the JSON about a head
 # Reading a damaged head file may raise any of these errors.
 WRONG = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 # Hidden states are read at these fractions of the model's depth, chosen in docs/real-run.md.
@@ -55,7 +55,7 @@ class Head:
         return z @ self.weight + self.bias, self.doubt * left.clamp(min=0).sqrt()
 
     def rescaled(self, gain: float, offset: float) -> Head:
-        """Return a head whose scores are gain * score + offset, with scaled uncertainty."""
+        """Return a head with scores gain * score + offset, and with deviations gain * deviation."""
         return dataclasses.replace(
             self,
             weight=gain * self.weight,
@@ -79,7 +79,7 @@ class Head:
 
 
 def _digest(tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a head's tensors and of the record of the head's model and task."""
+    """Return the SHA-256 of a head's tensors together with `about`, the head's record."""
     digest = hashlib.sha256(json.dumps(about).encode())
     for name in sorted(tensors):
         digest.update(tensors[name].cpu().numpy().tobytes())
@@ -126,7 +126,7 @@ def pooled(states: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
 
 
 def load(directory: str) -> tuple[Head, dict[str, Any]]:
-    """Return the head saved in a directory, and its model and task; UserError if damaged."""
+    """Return a saved head and the head's record (model, task); UserError if the file is damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:

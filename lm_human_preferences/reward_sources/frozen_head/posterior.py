@@ -99,7 +99,7 @@ def fit(
 
 
 def posterior(problem: Problem, strength: float) -> dict[str, torch.Tensor]:
-    """Return the most probable head and its uncertainty, as values of the fields of Head.
+    """Return {field of Head: value} for the most probable head and that head's uncertainty.
 
     strength: precision of the prior; for numeric labels, multiplied by the variance of their noise,
     which is estimated here. The fields are weight, bias, known and doubt.

@@ -21,12 +21,12 @@ from lm_human_preferences.reward_sources.frozen_head.head import (
 )
 from lm_human_preferences.runs.run_files import POLICY
 
-PROBED = 4  # length in tokens of the query and of the response whose features identify a model
+PROBED = 4  # number of tokens in probe_of's query, and in probe_of's response
 MOST_DIFFERENCE = 0.1  # tolerated error of recomputed features, in their standard deviations
 
 
 class FrozenReward:
-    """Reward that `head` computes from hidden states of `reference`; lower where it is uncertain.
+    """Reward that `head` computes from hidden states of `reference`; uncertainty may lower rewards.
 
     pessimism: subtracted for each unit by which the standard deviation exceeds `head.usual`, so
     that the mean score of the initial policy stays the same. The reference is never trained. It
@@ -64,7 +64,7 @@ class FrozenReward:
 
 
 def without_labels(reference: Policy, pessimism: float = 0.0) -> FrozenReward:
-    """Return a reward whose head scores 0 until set_head replaces it."""
+    """Return a reward whose head scores 0 until set_head replaces that head."""
     nothing = torch.zeros(1, n_features(reference.model.sizes.n_embd))
     return FrozenReward(unfitted(nothing), reference, pessimism)
 
@@ -90,7 +90,7 @@ def features_of(
 
 
 def probe_of(reference: Policy) -> torch.Tensor:
-    """Return the features (features,) of a fixed query and response, which identify a model."""
+    """Return a model's features (features,) for a fixed query and response, to identify a model."""
     tokens = torch.arange(2 * PROBED).view(2, 1, PROBED) % reference.model.sizes.n_vocab
     return features_of(reference, tokens[0], tokens[1])[0].cpu()
 
@@ -102,7 +102,7 @@ def checked(
     reference: Policy | None = None,
     pessimism: float = 0.0,
 ) -> FrozenReward:
-    """Return the reward by a loaded `head`; UserError if it was fitted to other hidden states.
+    """Return a loaded head's reward; UserError if the head was fitted to other hidden states.
 
     directory, about: where the head was loaded from, and the record of its model and task.
     reference: initial policy of the run to be rewarded; None: the model the head was fitted on.
@@ -118,15 +118,15 @@ def checked(
         difference = apart.square().mean().sqrt().item()
     if not difference <= MOST_DIFFERENCE:  # this condition holds for NaN, too
         raise UserError(
-            f'{directory} is a head on hidden states of {about["initial_model"]}, but those of'
-            f' {reference.trained_model.name} differ, perhaps by the chat template: train a reward'
-            ' model for this task'
+            f'{directory} is a head on hidden states of {about["initial_model"]}, but'
+            f' {reference.trained_model.name} has other hidden states (perhaps because of the chat'
+            ' template): train a reward model for this task'
         )
     return FrozenReward(head, reference, pessimism)
 
 
 def _reference_of(directory: str, about: Mapping[str, Any]) -> Policy:
-    """Load the model that a head was fitted on, from the head's folder, its run, or by name."""
+    """Load a head's model from the head's folder or run, or else by the name of the model."""
     run = os.path.dirname(directory.rstrip('/'))
     task = task_of(about)
     policy = storage.join(run, POLICY.network)
