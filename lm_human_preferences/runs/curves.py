@@ -25,7 +25,7 @@ class Log:
 
 
 def read(run: str, events: str) -> Log:
-    """Return the log of a run, empty without events. events: name of its event directory."""
+    """Return a run's log; without event files, the log is empty. events: the event directory."""
     values: dict[str, dict[int, float]] = {}
     alarms: set[tuple[int, str]] = set()
     resumed: set[int] = set()

@@ -60,9 +60,9 @@ def check_named(run: str, recorded: str, named: str | None) -> None:
     copy = storage.join(run, run_files.FUNCTION)
     if named is None:
         raise UserError(
-            f'{run} learns from a reward function, and code runs only if you name it in the'
-            f' command: repeat --{NAME} {shlex.quote(recorded)} (the run has a copy of the code for'
-            f' you to read, {copy})'
+            f'{run} learns from a reward function, which runs only if the command names the'
+            f' function: repeat --{NAME} {shlex.quote(recorded)} (to read the code, see the'
+            f' copy {copy})'
         )
     digest = run_record.training(run, run_files.POLICY.command)['digests'].get(NAME)
     if digest not in (None, read(named).digest):

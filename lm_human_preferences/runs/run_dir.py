@@ -26,7 +26,7 @@ _HOST = socket.gethostname()
 
 
 def check_directory(directory: str) -> None:
-    """Raise UserError if `directory` cannot hold a run, or not safely."""
+    """Raise UserError if `directory` cannot safely hold a run."""
     existing = storage.existing_part(directory)
     if not (os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK)):
         raise UserError(f'--save_dir: {existing} is not a directory that you may write to')
@@ -34,8 +34,8 @@ def check_directory(directory: str) -> None:
         for path in (os.path.join(folder, name) for name in names_there):
             if os.path.islink(path) and not storage.is_within(path, directory):
                 raise UserError(
-                    f'--save_dir: {path} is a link to a folder outside of the run, in which files'
-                    ' would be written and deleted: replace the link by the folder itself'
+                    f'--save_dir: {path} is a link to a folder outside of the run, and the files'
+                    ' there would be written and deleted: replace the link by the folder itself'
                 )
     if danger := storage.open_to_others(directory):
         raise UserError(f'--save_dir: {danger}: give a folder inside a directory of your own')
@@ -49,7 +49,7 @@ def own_files(hparams: Training) -> list[str]:
     files = [os.path.join(directory, name) for name in storage.local_files(directory, pattern)]
     if storage.is_remote(save_dir):
         remote = filter(pattern.fullmatch, storage.listing(save_dir))
-        # Lists of checkpoints come first, as they must be deleted before the checkpoints.
+        # A list of checkpoints goes before the checkpoints, since the list must be deleted first.
         for name in sorted(remote, key=lambda name: not name.endswith(f'/{names.LIST}')):
             files.append(storage.join(save_dir, name))
     return files
@@ -68,7 +68,7 @@ def refuse_existing(hparams: Training, *, overwrite: bool = False) -> None:
     if launch_methods.current().was_restarted:
         raise UserError(
             f'{directory} holds what this run had saved before torchrun or Slurm restarted it:'
-            ' give --run.resume on instead of --overwrite, so that it goes on from there'
+            ' to go on from there, give --run.resume on instead of --overwrite'
         )
     if not overwrite:
         command = run_settings.resume_command(hparams)
@@ -113,7 +113,7 @@ def prepare_run_dir(
 
 
 def fetch_run_dir(save_dir: str) -> str:
-    """Return a run's local directory after downloading missing files; UserError if in use."""
+    """Return a run's local directory, with all files downloaded; UserError if the run is in use."""
     directory = storage.staging_dir(save_dir)
     if directory == save_dir or launch_methods.current().rank:
         return save_dir
@@ -151,7 +151,7 @@ def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[Callable[[], None] |
                 upload = stack.enter_context(uploads.uploaded(save_dir, directory, files))
             stack.enter_context(run_record.ended(directory, hparams.command))
         yield upload
-        comm.on_rank_0(stack.close)  # all ranks wait, as the last uploads may take long
+        comm.on_rank_0(stack.close)  # all ranks wait for the last uploads, which may take long
 
 
 def resume_hint(hparams: Training) -> str:
@@ -184,7 +184,7 @@ def ranks_of(directory: str | None) -> int | None:
 
 @contextlib.contextmanager
 def held(directory: str, ranks: int) -> Iterator[None]:
-    """Make and lock a run's directory; afterwards delete the lock, and a new directory if empty.
+    """Make and lock a run's directory; finally delete the lock, and the directory if new and empty.
 
     ranks: number of ranks that write the run. UserError if another process has locked it.
     """
@@ -201,8 +201,8 @@ def held(directory: str, ranks: int) -> Iterator[None]:
             # Another process may have deleted or replaced the file before it was locked here.
             if lock is None or not _is_at(path, lock):
                 raise UserError(
-                    f'{path}: {holder or "a process"} is writing this run: wait for its end, or use'
-                    ' another NAME'
+                    f'{path}: {holder or "a process"} is writing this run: wait until that'
+                    ' process ends, or use another NAME'
                 )
             if holder and f' on {_HOST}, ' not in holder:
                 # The file system may not show this host the locks of other hosts.
@@ -243,7 +243,7 @@ def check_free(directory: str) -> None:
 
 
 def is_held(directory: str) -> bool:
-    """Return whether another process is known to write the run in `directory`, local or remote."""
+    """Return whether another process is known to write the run in a local or remote `directory`."""
     try:
         check_free(storage.staging_dir(directory))
     except UserError:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from lm_human_preferences.checkpointing import names
 
-SIZES = 'hparams.json'  # file with the sizes of a model, also in runs of the original program
+SIZES = 'hparams.json'  # file with a model's dimensions, named as in runs of the original program
 RECORD = 'run.json'  # file with the record of a run, see run_record.py
 LOCK = 'lock'  # file that names the process that is writing the run
 CHECKPOINTS = 'checkpoints'  # folder of checkpoints, inside a network's folder
@@ -21,7 +21,7 @@ SAMPLES = 'samples.jsonl'  # file with responses of the policy during its traini
 LABELS = 'labels'  # folder of labels that are collected while a policy trains
 # Names of the files in every folder of labels, see labels/folder.py
 TASK, QUESTIONS, ANSWERS, USED = 'task.json', 'questions.jsonl', 'answers', 'used.jsonl'
-LABELLER = re.compile(r'[A-Za-z0-9_-]{1,32}')  # names of labellers and of their files of answers
+LABELLER = re.compile(r'[A-Za-z0-9_-]{1,32}')  # allowed name of a labeller, also used for files
 _MEMBER = r'(?:_[1-9]\d*)?'  # suffix of the second and later reward models of an ensemble
 FUNCTION = 'reward_function.py'  # file with a copy of the user's reward function
 # Names of a tokeniser's files, which are copied beside the weights of a model
@@ -55,7 +55,7 @@ class CommandFiles:
     network: str
     events: str
     to_resume: str = CHECKPOINTS  # folder of the checkpoints from which a training resumes
-    more: str = ''  # regular expression for files besides settings, events and networks
+    more: str = ''  # pattern of names of files other than settings, events and networks
     has_members: bool = False  # whether the command may train an ensemble
 
     @property

@@ -73,7 +73,7 @@ def _is_entry(entry: object) -> bool:
 
 
 def training(directory: str, command: str) -> dict[str, Any]:
-    """Return the record's entry for a training; an empty entry if there is none."""
+    """Return the record's entry for a training command, or an empty entry if there is none."""
     return {'experiment': None, **copy.deepcopy(_EMPTY), **read(directory).get(command, {})}
 
 
@@ -97,7 +97,7 @@ def processes(directory: str) -> set[str]:
 def write_trainings(
     directory: str, entries: Mapping[str, Mapping[str, Any]], *, resume: bool
 ) -> None:
-    """Record `entries`, {command: entry}, of trainings that begin or, with `resume`, go on."""
+    """Record `entries` {command: entry} of training commands that begin or are resumed."""
     with _changed(directory) as record:
         for command, entry in entries.items():
             before = record.get(command, {})

@@ -127,7 +127,7 @@ def reward_settings_of(run: str) -> reward_options.HParams | None:
 
 
 def members_of(directory: str, files: run_files.CommandFiles) -> int:
-    """Return the number of reward models that a command trained, or its policy learned from."""
+    """Return the number of reward models that a run trained, or from which a policy learned."""
     option = 'ensemble' if files is run_files.REWARD else 'rewards.ensemble'
     members = run_record.training(directory, files.command)['settings'].get(option)
     return members if isinstance(members, int) and members > 0 else 1
@@ -167,10 +167,10 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
         if is_free and is_given:
             note(f'note: going on with --{option} {value} (before: {was})')
             continue
-        fix = 'give that option to change it' if is_free else 'start another one'
+        fix = 'give that option to change it' if is_free else 'start another run'
         raise UserError(
-            f'--{option} {value}: the run in {hparams.run.save_dir} began with {was}, which it'
-            f' keeps: resume it with all its settings by `{resume_command(hparams)}`, or {fix}'
+            f'--{option} {value}: the run in {hparams.run.save_dir} began with {was}:'
+            f' resume the run with all its settings by `{resume_command(hparams)}`, or {fix}'
         )
 
 
@@ -210,7 +210,7 @@ def _digests(hparams: Training) -> dict[str, str]:
 
 
 def pins(hparams: Training, *, ask: bool = True) -> dict[str, Any]:
-    """Return {option: hub path with commit, or a drawn seed}. ask: whether to query the hub."""
+    """Return {option: hub path with a commit, or random seed}. ask: whether to query the hub."""
     recorded: dict[str, Any] = {}
     if hparams.run.resume and hparams.run.directory is not None:
         recorded = decided(as_recorded(hparams))

@@ -16,18 +16,18 @@ from lm_human_preferences.runs.run_files import EVALUATION, RECORD
 
 
 def is_up_to_date(url: str, directory: str) -> bool:
-    """Return whether `directory` has the run's newest state: no other machine has continued it."""
+    """Return whether `directory` has a run's newest state: no other machine continued the run."""
     return os.path.isdir(directory) and run_record.processes(url) <= run_record.processes(directory)
 
 
 def fetch(url: str, directory: str, pattern: re.Pattern[str]) -> None:
-    """Download a run's files that match `pattern`, but data of the last two checkpoints only."""
+    """Download files that match `pattern`, but no data of checkpoints older than the last two."""
     for path in storage.local_files(directory, pattern):
         os.remove(os.path.join(directory, path))
     remote = [path for path in storage.listing(url) if pattern.fullmatch(path)]
     with_values = set()
     for path in filter(_is_list, remote):
-        # Two checkpoints are needed: the last cannot be resumed if saved in the middle of a step.
+        # A run resumes from the last but one checkpoint if the last one was saved within a step.
         with_values.update(_listed(path, storage.read_text(storage.join(url, path)))[-2:])
     # Download the record last, because a directory with a record counts as up to date.
     for path in sorted(remote, key=lambda path: path == RECORD):
@@ -38,7 +38,7 @@ def fetch(url: str, directory: str, pattern: re.Pattern[str]) -> None:
 
 
 def upload(url: str, directory: str, pattern: re.Pattern[str]) -> None:
-    """Upload changed files that match `pattern`, and delete remote files that are gone here.
+    """Upload changed files that match `pattern`, and delete remote files that no longer exist here.
 
     Settings are uploaded before checkpoints, and the lists of checkpoints last, so that an error at
     any point leaves the listed checkpoints whole. Remote evaluations and reports are kept.
@@ -104,13 +104,13 @@ def uploaded(url: str, directory: str, pattern: re.Pattern[str]) -> Iterator[Cal
         storage.remove(place)
 
     def finish() -> None:
-        """Upload what is missing; UserError with the resume command if that fails."""
+        """Upload changed files; if that fails, raise a UserError that shows the resume command."""
         try:
             upload(url, directory, pattern)
         except (UserError, OSError) as e:
             raise UserError(
-                f'{url} is not complete: {e}; all of the run is in {directory}, and'
-                f' `{errors.typed("./launch.py resume", url)}` here uploads the rest'
+                f'{url} is not complete: {e}; the whole run is in {directory}: to upload the'
+                f' rest, type `{errors.typed("./launch.py resume", url)}` on this machine'
             ) from e
 
     def try_to_finish() -> None:

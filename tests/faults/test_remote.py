@@ -165,7 +165,7 @@ def test_an_outage_till_the_end(server, store, reference, tmp_path, monkeypatch)
     after_steps(monkeypatch, {2: lambda: server.faults.append(Fault('status', 503, times=None))})
     message = last_error_of(invoke(f'{WORDS} {STORE}'))
     assert message.startswith(f'{RUN} is not complete: ') and 'status 503' in message
-    assert f'{staged()}, and `./launch.py resume {RUN}` here uploads the rest' in message
+    assert f'{staged()}: to upload the rest, type `./launch.py resume {RUN}`' in message
     assert_same(anywhere(staged(), STORE), reference)
     server.faults.clear()
     assert 'model.ckpt-4' not in listed(store)

@@ -271,7 +271,7 @@ def test_a_restart_by_the_launcher_loses_nothing(finished, monkeypatch):
     saved = 'what this run had saved before torchrun or Slurm restarted it'
     for given in (argv, [*argv, '--overwrite']):
         refusal = error_of(invoke(given))
-        assert refusal.startswith(f'{finished}/run holds {saved}: give --run.resume on')
+        assert refusal.startswith(f'{finished}/run holds {saved}: to go on from there, give')
     assert_same(result_of(finished / 'run'), before)
     monkeypatch.setenv('SLURM_RESTART_COUNT', '0')
     assert 'holds a run already' in error_of(invoke(argv))
