@@ -64,7 +64,7 @@ def show_settings(hparams: policy_options.Training) -> None:
 
 
 def announce_next(*lines: str, **commands: str) -> None:
-    """Print `lines`, then `commands` to try next, each after its keyword (_ as a space)."""
+    """Print `lines`, then {purpose: command} to try next; _ in a purpose is printed as a space."""
     if console_is('original'):
         return
     width = max(map(len, commands), default=0) + 1
@@ -96,7 +96,7 @@ def announce_reward_model(
     task_options: Mapping[str, object],
     held_out: object | None,
 ) -> None:
-    """Print a command that trains a policy. task_options: {option: value} to add to it."""
+    """Print a command that trains a policy. task_options: {option: value} to add to the command."""
     if save_dir is not None:
         words = [os.path.basename(save_dir.rstrip('/'))]
         for option, value in task_options.items():

@@ -1,4 +1,4 @@
-"""Training of reward models that are heads on frozen hidden states: fitted, without steps."""
+"""Training, without steps, of reward models that are heads on frozen hidden states."""
 
 import dataclasses
 import time
@@ -131,7 +131,7 @@ def _sampled(phase: TrainReward, reference: Policy, comm: Comm) -> torch.Tensor:
 def _normalized(
     phase: TrainReward, head: heads.Head, others: torch.Tensor, may_be_constant: bool
 ) -> heads.Head:
-    """Return the head; normalize_after scales its scores of sampled responses to std 1, mean 0."""
+    """Return `head`, rescaled to mean 0 and std 1 on sampled responses if normalize_after is on."""
     settings = phase.settings
     if not settings.normalize_after or len(others) == 0:
         return head

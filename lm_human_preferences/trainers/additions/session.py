@@ -131,7 +131,7 @@ class Run:
             run_record.write_labels(self.settings.run.directory, phase.command.command, about)
 
     def begin(self, phase: Training, initial_model: TrainedModel, seed: int | None) -> None:
-        """Write the records of a training that begins, on rank 0."""
+        """On rank 0, write the records of a training that begins."""
         run, network = phase.settings.run, phase.files.network
         if run.directory is None or self.comm.rank != 0:
             return
@@ -148,7 +148,7 @@ def oom_explained() -> Iterator[None]:
     """Turn out-of-memory errors within the block into a UserError."""
     try:
         yield
-    except (MemoryError, RuntimeError) as e:  # out of memory, PyTorch on CPUs raises RuntimeError
+    except (MemoryError, RuntimeError) as e:  # PyTorch on CPUs raises RuntimeError, not MemoryError
         message = OUT_OF_MEMORY.search(str(e))
         if message is None:
             raise
@@ -187,7 +187,7 @@ def pin(settings: Settings, comm: Comm) -> None:
     """Set the commits of hub models, the seeds and the ensemble size on all ranks to rank 0's."""
 
     def pinned() -> dict[str, Any]:
-        """Fetch the initial model's small files; return the settings that the run keeps."""
+        """Fetch the initial model's small files; return the settings that all ranks must share."""
         found = pins(settings)
         if run_settings.INITIAL_MODEL in found:
             lm_tasks.initial_model(found[run_settings.INITIAL_MODEL]).fetch()

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from lm_human_preferences.ppo import Rollout
 
 SHOWN, SHOWN_IN_SUMMARY = 3, 2  # samples shown by --run.console=original and =summary
-TIMES = 10  # number of times that a training answers each tracked query
-_TRIES = 20  # maximum number of draws per query, as the data set may repeat queries
+TIMES = 10  # largest number of intervals between sets of samples of a training
+_TRIES = 20  # maximum number of draws per wanted query, as a draw may repeat an earlier one
 
 
 def fixed_queries(
@@ -55,7 +55,7 @@ class OriginalSamples(Hook):
         self.reader = reader
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """Print samples on rank 0 if they are due; the original counts steps from 0."""
+        """Print samples on rank 0 if they are due; as in the original, the first step is 0."""
         trainer, rollout = self.trainer, self.trainer.rollout
         if rollout is None or trainer.comm.rank != 0 or not console_is('original'):
             return
@@ -89,7 +89,7 @@ class TrackedSamples(Hook):
         with random_stream(seed, 'queries of samples'):
             self.queries = fixed_queries(task, trainer.policy.encoder, count, labels)
         self.interval = ceil_div(trainer.total_steps, TIMES)  # steps between two sets of samples
-        self.has_ends = task.truncates  # whether a response can end before its last token
+        self.has_ends = task.truncates  # whether a response can end before response_length
 
     def __enter__(self) -> TrackedSamples:
         """Drop the samples of steps that a resumed run repeats."""
