@@ -278,7 +278,7 @@ def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
     found, is_known = _source_of(settings, ask)
     if given.members > 1 and (not found.role or found.name == RANDOM):
         raise OptionError(
-            f'--rewards.ensemble {given.members}: this option is only for networks that learned'
+            f'--rewards.ensemble {given.members}: this option is only for networks that learn'
             ' from labels: leave the option out'
         )
     if given.pessimism is not None and is_known and not isinstance(found, _OnReference):

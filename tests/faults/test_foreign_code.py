@@ -107,7 +107,7 @@ def test_no_command_runs_code_that_a_run_names(given, place):
     assert len(refused) == len(results) - 2  # report tells of it, sample says that score is null
     for result in refused:
         assert result.exit_code == 2, result.output
-    told = 'code runs only (where a command names it|if you name it in the command)'
+    told = 'runs only if (you name the function|the command names the function)'
     assert sum(bool(re.search(told, each.output)) for each in results) == len(results) - 1
     # The user, who has read the file, names it, which holds for that command alone.
     named = f'--rewards.function={given.run}/reward_function.py:score'

@@ -274,8 +274,8 @@ def test_each_member_is_retrained(tmp_path):
     'settings, text',
     [
         ('--rewards.trained_model {} --rewards.ensemble 4', '{}/reward_model_3 is missing'),
-        ('--rewards.trained_model test --rewards.ensemble 2', '2: this reward is not a network'),
-        ('--rewards.trained_model {} --rewards.pessimism 1', '1: this reward is no head'),
+        ('--rewards.trained_model test --rewards.ensemble 2', '2: this option is only for network'),
+        ('--rewards.trained_model {} --rewards.pessimism 1', '1: this option is only for head'),
         ('--rewards.trained_model {} --rewards.ensemble 101', 'must be at most 100, got 101'),
     ],
 )

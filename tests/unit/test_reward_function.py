@@ -281,7 +281,7 @@ def test_a_run_learns_from_a_function_that_each_command_names(write, known, tmp_
     with failing(TRAIN_MINIBATCH, 7, KeyboardInterrupt):
         assert train(tmp_path, 'run', option).exit_code == 130
     told = error_of(invoke(['resume', run]))  # tests/faults tries the other commands
-    assert f'repeat --rewards.function {name} (the run has a copy of the code for' in told
+    assert f'repeat --rewards.function {name} (to read the code, see the copy' in told
     assert told.endswith(f'{run}/reward_function.py)')
     result = succeed(['resume', run, option])
     assert 'Going on from' in result.stdout and 'has changed since' not in result.stderr

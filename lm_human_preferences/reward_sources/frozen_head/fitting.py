@@ -19,7 +19,7 @@ from lm_human_preferences.reward_sources.frozen_head.posterior import (
 from lm_human_preferences.utils import student
 
 FOLDS = 10
-# Precisions of the prior, the strongest first: each fit starts from the result of the last fit.
+# Precisions of the prior, the strongest first: each fit starts from the previous result.
 STRENGTHS = (30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)
 SEED = 0
 
@@ -172,6 +172,6 @@ def least_gain(gains: torch.Tensor) -> float | None:
 
 
 def _by_subject(gains: torch.Tensor, subjects: torch.Tensor) -> torch.Tensor:
-    """Add up the `gains` in each group of related labels, scaled so that the overall mean stays."""
+    """Add up `gains` in each group of related labels, scaled to keep the overall mean the same."""
     sums = torch.zeros(int(subjects.max()) + 1, dtype=gains.dtype).index_add(0, subjects, gains)
     return sums * len(sums) / len(gains)
