@@ -110,6 +110,7 @@ class TransformersNetwork(Network):
         return TransformersCache(self.causal_lm.config)
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
+        """Return the logits (..., n_vocab) for outputs `h (..., n_embd)`."""
         # Multiply by the whole weight: a slice would lack the prepacked copy for fast products.
         table = self.causal_lm.get_output_embeddings().weight
         logits = precision.logits(self.scaled(h), table)[..., : self.sizes.n_vocab]
@@ -125,6 +126,7 @@ class TransformersNetwork(Network):
         return layer.weight[:n_vocab], None if layer.bias is None else layer.bias[:n_vocab]
 
     def takes_row_of(self, columns: int) -> bool:
+        """Return whether several completions of a prompt may share a row of `columns` tokens."""
         # The attention of some models, such as GPT-Neo, takes at most n_ctx columns of tokens.
         return columns <= self.sizes.n_ctx or self._computes_by_rows()
 
