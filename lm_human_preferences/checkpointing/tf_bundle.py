@@ -291,7 +291,7 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def encode_block(rows: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return a block of (key, value) `rows`, with every RESTART_INTERVAL-th key in full."""
+    """Return a block of (key, value) `rows`; most keys lack what they share with the key before."""
     entries = bytearray()
     restarts = [0]
     last = b''

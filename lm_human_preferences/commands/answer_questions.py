@@ -156,8 +156,8 @@ class Session:
         has_keys = self.control.first >= 0 and self.control.last <= HIGHEST_KEY
         if not has_keys or self.control.keys > 1:
             raise UserError(
-                f'{self.folder.path}: its questions cannot be answered in a terminal, where an'
-                f' answer is one key from 0 to {HIGHEST_KEY}; give --web on'
+                f'{self.folder.path}: its questions need more than one key from 0 to {HIGHEST_KEY},'
+                ' which is all that a terminal offers; give --web on'
             )
 
     def run(self) -> None:

@@ -49,7 +49,7 @@ def _devices() -> str:
     if shutil.which('nvidia-smi'):
         raise UserError(
             f'torch {torch.__version__} sees no GPU, though there is a driver: see `nvidia-smi` and'
-            ' CUDA_VISIBLE_DEVICES, or install a torch for its CUDA'
+            ' CUDA_VISIBLE_DEVICES, or install a torch for the CUDA of this driver'
         )
     return f'no GPU, {len(os.sched_getaffinity(0))} processors'
 

@@ -62,7 +62,7 @@ def generator(
     shuffle: bool = False,
     seen: Callable[[str], str] = str,
 ) -> Iterator[str]:
-    """Yield the texts of the split `mode` of a file: train or test (also called valid).
+    """Yield the texts of one split of a file. mode: 'train' or 'test' (also called 'valid').
 
     UserError if the split is empty. seen: maps a text to what a policy reads of it; texts that look
     the same to the policy are in the same split.

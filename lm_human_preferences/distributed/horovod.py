@@ -42,7 +42,7 @@ class Horovod:
         return lambda: self._wait(handle)
 
     def _wait(self, handle: int) -> None:
-        """Wait for a sum over ranks; raise RankLost at a timeout. Horovod has no timeout."""
+        """Wait for a sum over ranks; raise RankLost at a timeout, which Horovod itself lacks."""
         until = time.monotonic() + self.seconds
         while not self.hvd.poll(handle):
             if time.monotonic() > until:

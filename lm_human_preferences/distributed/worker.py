@@ -105,7 +105,7 @@ def _end_all_ranks(error: BaseException, at_stop: Callable[[], None]) -> NoRetur
         is_reporter = meeting.is_reporter(is_lost=is_lost)
     if is_reporter and text:
         print(text, file=sys.__stderr__, flush=True)
-    # The launcher ends all ranks once one has ended, so ranks other than the reporter wait longer.
+    # The launcher ends all ranks when one ends: leave the rank that reports time to print.
     time.sleep(PRINT_SECONDS if is_reporter else REPORT_SECONDS)
     _exit(status)
 

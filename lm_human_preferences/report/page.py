@@ -26,7 +26,7 @@ CARD = 'README.md'
 _MARKDOWN = re.compile(r'([\\`*_\[\]<>&|#~$])')
 LONGEST = 2000  # maximum number of characters to show of a text
 _LETTER = '[^\x00-\xa0\xad\u061c\u2000-\u206f\ud800-\uf8ff]'  # non-ASCII letter or emoji
-# The group in _UNUSUAL matches invisible characters to keep, as languages and emoji need them.
+# Languages and emoji need some invisible characters; the group of this regex matches these.
 _UNUSUAL = re.compile(
     f'((?<={_LETTER})[\xad\u061c\u200c-\u200f](?={_LETTER})'
     '|(?<=[©®\u203c-\u3299\U0001f000-\U0001faff])[\ufe0e\ufe0f]|[\ufe0e\ufe0f](?=\u20e3)'

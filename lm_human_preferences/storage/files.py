@@ -233,7 +233,7 @@ def open_to_others(path: str) -> str | None:
             if stat.S_ISLNK(state.st_mode) or not state.st_mode & stat.S_IWOTH:
                 continue
             is_sticky = bool(state.st_mode & stat.S_ISVTX)
-            # Mount points are trusted, as the volumes of containers are open to everybody.
+            # Everybody may write to many volumes of containers, so mount points are trusted.
             if is_foreign or not (is_sticky or os.path.ismount(part)):
                 return f'everybody may write to {part}, and replace what is in it'
             is_shared = is_shared or is_sticky

@@ -69,7 +69,7 @@ def test_faults(quick, monkeypatch, name, target, change, said, status):
 def test_a_driver_without_a_torch_for_it(quick, monkeypatch):
     monkeypatch.setattr('torch.cuda.device_count', lambda: 0)
     monkeypatch.setattr(doctor.shutil, 'which', lambda name: name)
-    assert 'install a torch for its CUDA' in examined()[1]['devices'][1]
+    assert 'install a torch for the CUDA of this' in examined()[1]['devices'][1]
 
 
 def test_cache_that_cannot_be_written(quick, monkeypatch, tmp_path):

@@ -105,7 +105,7 @@ def _task_of(run: str) -> TaskHParams:
 
 
 def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
-    """Return a record's query and responses, as (query, {column for a score: response})."""
+    """Return the query of a record, and its responses as {name of the score's column: response}."""
     if 'chosen' in record:
         query, samples = preferences.preference(record, where)
         return query, dict(zip(('chosen', 'rejected'), samples, strict=True))

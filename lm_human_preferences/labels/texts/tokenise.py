@@ -16,7 +16,7 @@ from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.texts import tokenisers
 from lm_human_preferences.utils.streams import printable
 
-# {name of a count in Tokeniser.counts: note that tells the user this count}
+# {name of a count in Tokeniser.counts: message to the user about this count}
 NOTES = {
     'cut query': 'Cut: {} queries, to --task.query_length',
     'cut response': 'Cut: {} responses, to --task.response_length',

@@ -89,7 +89,7 @@ def outputs(
 def _reduce_to_wanted_tokens(
     layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Reduce the last layer's arguments to the tokens to read; return None to read all tokens."""
+    """Return the last layer's arguments for only the tokens whose outputs are needed, or None."""
     rows = kwargs.get('rows')
     if rows is None or rows.read_last is None:
         return None
@@ -107,6 +107,7 @@ def _reduce_to_wanted_tokens(
     last = replace(rows, read=rows.read_last)
 
     def at_wanted_tokens(value: Any) -> Any:
+        """Return a per-token argument for the needed tokens only, and other arguments unchanged."""
         if isinstance(value, tuple):
             return tuple(at_wanted_tokens(part) for part in value)
         if not isinstance(value, torch.Tensor) or value.shape[:2] != (1, tokens):

@@ -93,7 +93,7 @@ def reviews_loss(network: model.Model, tokens: torch.Tensor, padding_token: int)
 def computed_once(
     name: str, create: Callable[[str], None], depends_on: Iterable[ModuleType]
 ) -> str:
-    """Return a cached directory, which `create` fills once per version of `depends_on` modules."""
+    """Return a cached directory, which `create` fills again if a module of `depends_on` changes."""
     import filelock
 
     digest = hashlib.sha256()

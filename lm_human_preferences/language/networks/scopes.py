@@ -27,7 +27,7 @@ class Network(Protocol):
     """Interface of a training's network, such as a Policy."""
 
     def parameters_by_name(self) -> 'Mapping[str, nn.Parameter]':
-        """Return the network's parameters by their names, which have no scope."""
+        """Return {name without a scope prefix: parameter} for all parameters of the network."""
         ...
 
 

@@ -340,7 +340,7 @@ def _ends_in(path: str | None, n_vocab: int) -> list[int]:
 
 
 def for_people(encoder: Encoder, is_chat: bool | None) -> Encoder:
-    """Return an encoder to show texts to people: in a chat, decoding omits special tokens."""
+    """Return `encoder`, or for the task of a chat one whose decoded texts lack special tokens."""
     return encoder.without_special_texts() if is_chat else encoder
 
 
