@@ -10,7 +10,7 @@ from lm_human_preferences.synthetic.known_reward import KnownReward
 
 
 def test_other_encodings_are_not_judged():
-    with pytest.raises(UserError, match=r"judges film reviews only.*not 'test'"):
+    with pytest.raises(UserError, match=r"judges film reviews only.*not in 'test'"):
         KnownReward(encodings.Test)
 
 
