@@ -130,7 +130,7 @@ class Keys:
     def _read(self) -> list[str]:
         if not self.are_pressed:
             character = sys.stdin.read(1)
-            while character == '\n':  # skip line ends between keys
+            while character == '\n':  # skip newlines that are typed between keys
                 character = sys.stdin.read(1)
             if not character:
                 raise EOFError
@@ -156,8 +156,8 @@ class Session:
         has_keys = self.control.first >= 0 and self.control.last <= HIGHEST_KEY
         if not has_keys or self.control.keys > 1:
             raise UserError(
-                f'{self.folder.path}: its questions need more than one key from 0 to {HIGHEST_KEY},'
-                ' which is all that a terminal offers; give --web on'
+                f'{self.folder.path}: in a terminal, an answer is one key from 0 to {HIGHEST_KEY},'
+                ' but these questions need other answers; give --web on'
             )
 
     def run(self) -> None:

@@ -264,7 +264,7 @@ def _ask_sampled(
     kind: str,
     options: AskHParams,
 ) -> int:
-    """Add sampled questions until there are enough, or no new ones; return the number added."""
+    """Sample and add questions until enough are added or no new ones appear; return how many."""
     count = options.count
     weights = {name: policy.digest() for name, policy in sampler.policies.items()}
     header = {

@@ -61,8 +61,8 @@ def _room() -> str:
     found = f'{memory_free} GiB of memory available, {disk_free} GiB free at {place}'
     if memory_free < LEAST_MEMORY or disk_free < LEAST_DISK:
         raise UserError(
-            f'{found}, but GPT-2 124M needs {LEAST_MEMORY} and {LEAST_DISK} GiB: make room, or see'
-            ' --save_dir'
+            f'{found}, but GPT-2 124M needs {LEAST_MEMORY} GiB of memory and {LEAST_DISK} GiB of'
+            ' disk: make room, or choose another disk by --save_dir'
         )
     return found
 

@@ -48,7 +48,7 @@ NEGATIONS = {'not': -0.8, 'never': -0.9, 'hardly': -0.6}
 JOINS = ('and', 'but')
 
 # {form of a response, as a sequence of word classes: relative frequency of this form}
-# The word class `Opposite` has adjectives that say the reverse of the author's opinion.
+# `Opposite` stands for adjectives that say the reverse of the author's opinion.
 PATTERNS = {
     'Degree Degree Adjective': 10,
     'Degree Adjective Ending': 20,

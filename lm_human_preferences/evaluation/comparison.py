@@ -10,7 +10,7 @@ from lm_human_preferences.evaluation import optimum, report
 from lm_human_preferences.evaluation.optimum import ROUNDING
 
 FEW_SAMPLES = 10  # fewest effective samples from which the best possible reward is estimated
-FEWEST_FOR_SHARE = 30  # fewest queries from which the share of the possible gain is estimated
+FEWEST_FOR_SHARE = 30  # minimum number of queries for an estimate of `share`, see `compare`
 MOST_REPEATS = 0.5  # largest fraction of samples that one response may make up in an estimate
 
 Points = dict[str, dict[str, torch.Tensor]]  # {compared policy: {statistic: values (queries,)}}
@@ -125,7 +125,7 @@ def compare_samples(
 def known_frontier(
     ref_logprobs: torch.Tensor, scores: torch.Tensor, *, exact: bool
 ) -> dict[str, list[float]]:
-    """Return the best possible reward at increasing KLs, until effective samples become too few."""
+    """Return the best possible reward at increasing KLs, as far as samples can estimate it."""
     betas = optimum.beta_grid(scores)
     if not exact:
         sizes = [optimum.effective_samples(ref_logprobs, scores, beta) for beta in betas[1:]]

@@ -34,7 +34,7 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
     hparams = load_run_hparams(directory)
     output_dir = options.output_dir or ('.' if storage.is_remote(directory) else directory)
     recording: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if not ends_training:  # after a training, the table is printed even if it cannot be saved
+    if not ends_training:  # after training, the table is printed even if it cannot be saved
         storage.check_output_dir(output_dir)
         if output_dir == directory:
             run_record.begin(directory, POLICY.command, hardware.description())

@@ -109,7 +109,7 @@ def frontier_at(
 def best_of_n(
     ref_logprobs: torch.Tensor, rewards: torch.Tensor, n: int, judged: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the expected reward of the best of n samples, and its KL, for each query: (queries,).
+    """Return expected rewards and KLs of best-of-n sampling, (queries,) each.
 
     The best sample has the highest of `rewards`; if several have it, the first is chosen. judged
     (queries, responses): rewards by which the chosen sample is scored.
@@ -126,7 +126,7 @@ def best_of_n(
         empty = torch.zeros_like(values)
         probability = empty.index_add(0, which, rho)
         possible = probability > 0
-        # These are means of `judged` over all responses that have the same value in `rewards`.
+        # Each entry is the mean of `judged` over all responses with the same value in `rewards`.
         means = empty.index_add(0, which, rho * value.double()) / probability
         up_to = probability.cumsum(0)
         log_rest = torch.log1p(-probability / up_to)  # log of P(reward < r) / P(reward <= r)
@@ -146,7 +146,7 @@ def standard_error(values: torch.Tensor) -> torch.Tensor:
 
 
 def mixture(log_ratios: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log-probabilities (queries, samples) of samples under the reference and the policy.
+    """Return log-probabilities of samples under reference and policy, (queries, samples) each.
 
     log_ratios (queries, samples): log pi / rho of samples, half from the reference rho and half
     from the policy pi. So all samples come from (rho + pi) / 2, and a sample's weight under rho is
@@ -161,7 +161,7 @@ def mixture(log_ratios: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def effective_samples(ref_logprobs: torch.Tensor, rewards: torch.Tensor, beta: float) -> float:
-    """Return how many independent samples of the optimal policy the samples of a query are worth.
+    """Return the effective number of samples per query, as weighted by the optimal policy.
 
     For one query this is n = 1 / sum(w^2), where w are the weights of its samples under pi* at
     `beta` > 0. Since the error of log Z is about 1 / (2 n), the result is the harmonic mean over

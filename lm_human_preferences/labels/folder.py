@@ -69,7 +69,7 @@ class Question:
     labellers: int  # number of labellers who should answer the question
     policies: list[str]  # policy, or file, that each sample is from
     weights: list[str]  # digest of each policy's weights; '' if unknown
-    part: str  # split of the data set that the query is from
+    part: str  # split of the data set from which the query was taken
     texts_read: int  # number of texts read from the split, up to and including the query's
     episode: int | None  # episodes that the policy had trained on; None if it was not in training
     ids: dict[str, array.array[int]]  # token ids of the query and of each sample
@@ -215,7 +215,7 @@ class LabelFolder:
         return max(time.time(), math.nextafter(latest, sys.float_info.max))
 
     def lines_read(self) -> dict[str, int]:
-        """Return {labeller: number of lines read}, as LabelFolder takes it for `lines`."""
+        """Return {labeller: number of lines read}, the argument `lines` of LabelFolder."""
         return {name: log.lines for name, log in self.logs.items()}
 
     def lines_used(self, labeller: str) -> int:

@@ -46,7 +46,7 @@ class Labeller(Writer):
     def __init__(self, folder: LabelFolder, name: str, key: bytes = b'') -> None:
         check_name(name)
         self.folder, self.name, self._key = folder, name, key
-        folder.refresh()  # raises UserError for a damaged folder, before a file is made
+        folder.refresh()  # A damaged folder raises UserError here, before any file is made.
         path = os.path.join(folder.path, ANSWERS, f'{name}.jsonl')
         other = f'{name} is labelling already; use another --labeller, or try again when they leave'
         super().__init__(path, other)
@@ -61,7 +61,7 @@ class Labeller(Writer):
         return next(self.upcoming(), None)
 
     def upcoming(self) -> Iterator[Question]:
-        """Yield the questions that this labeller should answer; refresh the folder before each."""
+        """Yield questions for this labeller to answer; refresh the folder before each question."""
         self.folder.refresh()
         for question in sorted(self.folder.questions.values(), key=lambda each: self.rank(each.id)):
             if self.folder.is_open_for(question, self.name):

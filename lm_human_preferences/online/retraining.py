@@ -34,13 +34,13 @@ class Retrainer:
     phase: TrainReward
     comm: Comm
     seed: int
-    is_trained: bool = True  # False before the first training of a reward that checkpoints lack
+    is_trained: bool = True  # False before the first training, if checkpoints omit the reward
 
     def __post_init__(self) -> None:
         self.settings = self.phase.settings
 
     def train(self, labels: Labels, step: int) -> tuple[float, Prediction | None]:
-        """Train the reward on `labels`, which all ranks have alike, before the policy's `step`.
+        """Train the reward on `labels`, the same on all ranks, before the policy takes `step`.
 
         Return the mean loss of the last batches, and the accuracy of the reward on held-out labels.
         Without these, it is None; for a head, it is the accuracy in cross-validation.
@@ -66,7 +66,7 @@ class ModelRetrainer(Retrainer):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.reward_models: Sequence[RewardModel] = self.reward.members
-        # Log to the console only: steps in TensorBoard are those of the policy.
+        # Log to the console only, as TensorBoard counts the policy's steps.
         self.logger = Logger(
             None,
             'reward_model',
@@ -89,7 +89,7 @@ class ModelRetrainer(Retrainer):
         return sum(losses) / len(losses), None
 
     def _train_one(self, number: int, labels: Labels) -> float:
-        """Train one reward model; return its mean loss in the last quarter of an epoch."""
+        """Train one reward model; return its mean loss in the last quarter of the last epoch."""
         reward_model, optimizer = self.reward_models[number], self.optimizers[number]
         reward_model.restart(self.ref_policy.model)
         self.comm.broadcast_(reward_model.get_params())  # gives all ranks the same random head

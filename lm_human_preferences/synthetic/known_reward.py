@@ -64,10 +64,10 @@ class KnownReward:
 
 
 def _log_odds(weights: torch.Tensor, tokens: torch.Tensor, padding_token: int) -> torch.Tensor:
-    """Return log odds (batch,), float64, of tokens (batch, length), which may include padding.
+    """Return log odds (batch,), float64, that reviews `tokens` (batch, length) are positive.
 
     weights: (3, n, n), a weight for each pair (earlier, later) at distance 0 (a word with itself),
-    1 and 2; n is n_vocab + 1.
+    1 and 2; n is n_vocab + 1. `tokens` may include padding.
     """
     n = weights.shape[1]
     order = (tokens == padding_token).int().argsort(dim=1, stable=True)

@@ -81,7 +81,7 @@ def test_mistakes_are_one_line(tmp_path):
     error = error_of(invoke(f'label {tmp_path}/f --labeller sim --simulate on'))
     assert 'judges film reviews only' in error
     make_folder(tmp_path / 'ten', samples=10, task={'label_type': 'best_of_10'})
-    assert 'its questions need more than one key from 0 to 9' in error_of(
+    assert 'an answer is one key from 0 to 9, but these questions need other answers' in error_of(
         invoke(f'label {tmp_path}/ten --labeller a')
     )
 

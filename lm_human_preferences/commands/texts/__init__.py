@@ -1,1 +1,1 @@
-"""Commands that read files of texts: labels of other tools, and texts to score."""
+"""Commands that read files of texts: labels made with other tools, and texts to score."""

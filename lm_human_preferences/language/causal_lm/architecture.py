@@ -96,7 +96,7 @@ def _check_kind(content: Any, path: str) -> None:
     config = config_of(content, path)
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise UserError(
-            f'{path}: {config.model_type} is not a causal language model of transformers'
+            f'{path}: transformers has no causal language model of type {config.model_type}'
         )
     text = config.get_text_config()
     if text is not config:
@@ -107,7 +107,7 @@ def _check_kind(content: Any, path: str) -> None:
     if not getattr(config, 'num_attention_heads', None):
         raise UserError(
             f'{path}: models of the family {config.model_type} are not supported: they have no'
-            ' attention, and accept no positions of tokens, which padding requires'
+            ' attention and accept no positions of tokens; padding requires such positions'
         )
 
 
@@ -128,7 +128,7 @@ def check_network(network: TransformersNetwork, name: str, loaded: Any = None) -
                     )
     except UserError:
         raise
-    except Exception as e:  # code of transformers may raise any type of error
+    except Exception as e:  # the library transformers may raise any type of error
         raise UserError(
             f'{name}: models of the family {family} are not supported: they cannot compute with'
             f' given positions, a given mask or a given cache ({type(e).__name__}: {e!s:.200})'

@@ -1,4 +1,4 @@
-"""Configs, uninitialised models and weights from transformers, with errors put in one line."""
+"""Configs, uninitialised models and weights from transformers, whose errors are put in one line."""
 
 import contextlib
 import functools
@@ -139,7 +139,7 @@ class LibraryWeights(Weights):
 
 
 class PretrainedWeights(LibraryWeights):
-    """Weights in safetensors, under new or old names, as transformers' `model_class` reads them."""
+    """Weights that transformers' `model_class` reads from safetensors, under new or old names."""
 
     def __init__(
         self, directory: str, config: Any, model_class: str = 'AutoModelForCausalLM'
@@ -167,7 +167,7 @@ class PretrainedWeights(LibraryWeights):
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # wrong shapes are a UserError below
+                ignore_mismatched_sizes=True,  # wrong shapes raise a UserError below
                 dtype=torch.float32,
             )
         model, found = loaded

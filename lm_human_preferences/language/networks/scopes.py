@@ -24,7 +24,7 @@ FLOAT, HALF = 4, 2  # bytes per number in float32 and in bf16
 
 
 class Network(Protocol):
-    """Interface of a training's network, such as a Policy."""
+    """Interface of the networks in a training, such as a Policy."""
 
     def parameters_by_name(self) -> 'Mapping[str, nn.Parameter]':
         """Return {name without a scope prefix: parameter} for all parameters of the network."""
@@ -36,7 +36,7 @@ NetworksByScope = Mapping[str, Network | None]
 
 @dataclass(frozen=True)
 class Networks:
-    """Scopes (prefixes of parameter names) of the networks that learn, stay frozen, or retrain."""
+    """Scopes (prefixes of parameter names) of networks that learn, are frozen, or are retrained."""
 
     learning: tuple[str, ...]
     frozen: tuple[str, ...]  # networks that never change, and that saving need not copy
@@ -86,7 +86,7 @@ class Networks:
         """
         own = sizes.own_parameters()
         is_cpu, is_reduced = device.type == 'cpu', run.precision == 'bf16'
-        # Retrained networks need memory for one more set of gradients and Adam's moments.
+        # Retrained networks take turns: only one at a time has gradients and Adam's moments.
         learning = len(self.learning) + bool(self.retrained)
         number = HALF if is_reduced else FLOAT
         of_a_weight = FLOAT + HALF if is_reduced else FLOAT  # bf16 adds a copy of each weight
@@ -136,5 +136,5 @@ class Sizes(hyperparams.HParams, ABC):
         storage.write_json(storage.join(directory, SIZES), sizes)
 
     def own_parameters(self) -> int:
-        """Return the number of parameters that a network does not share with the run's others."""
+        """Return how many parameters a network does not share with the run's other networks."""
         return self.learned or self.parameters()

@@ -32,8 +32,8 @@ def logprobs_and_entropies(
 class OnCPU(torch.autograd.Function):
     """Log-probabilities and entropies on a CPU: in place, in pieces that fit the CPU's cache."""
 
-    ROWS = 64  # rows of a piece of the table in the forward pass; a softmax needs whole rows
-    COLUMNS = 1024  # columns of a piece of the table in the backward pass, one per token
+    ROWS = 64  # number of rows in a piece of the forward pass; a softmax needs whole rows
+    COLUMNS = 1024  # number of columns (tokens of the vocabulary) in a piece of the backward pass
 
     @staticmethod
     def forward(
@@ -66,7 +66,8 @@ class OnCPU(torch.autograd.Function):
         gradient: torch.Tensor,
         _: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, None, None, None]:
-        """Return gradients of `h` and `weight`; the logits have gradient * (one-hot - softmax)."""
+        """Return the gradients of `h` and `weight`."""
+        # The gradient of the logits is `gradient` * (one-hot - softmax).
         h, weight, labels, table = ctx.saved_tensors
         low = ctx.gradient_type
         gradient = gradient.unsqueeze(1)

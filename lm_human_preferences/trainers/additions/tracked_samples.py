@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from lm_human_preferences.plan.phases import TrainPolicy
     from lm_human_preferences.ppo import Rollout
 
-SHOWN, SHOWN_IN_SUMMARY = 3, 2  # samples shown by --run.console=original and =summary
-TIMES = 10  # largest number of intervals between sets of samples of a training
+SHOWN, SHOWN_IN_SUMMARY = 3, 2  # number of samples that --run.console original and summary show
+TIMES = 10  # most times that a training writes samples after its start
 _TRIES = 20  # maximum number of draws per wanted query, as a draw may repeat an earlier one
 
 
@@ -104,7 +104,7 @@ class TrackedSamples(Hook):
             self._write(step)
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """Write samples of the final policy."""
+        """Write samples of the final policy after the last step."""
         if step == self.trainer.total_steps:
             self._write(step)
 
