@@ -88,7 +88,7 @@ def end_of_text(hparams: TaskHParams, encoder: Encoder) -> int | None:
 
 
 def end_notes(hparams: TaskHParams, encoder: Encoder) -> list[str]:
-    """Return a line that names the tokens ending a response, or [] if --task.stop is off."""
+    """Return one line that names the tokens that end a response; no line without --task.stop."""
     if not hparams.stops:
         return []
     ends = sorted(truncate_tokens(hparams, encoder) or ())
@@ -179,7 +179,7 @@ def query_formatter(
 
 
 def _affixes(hparams: TaskHParams, encoder: Encoder) -> tuple[list[int], list[int]]:
-    """Return the tokens to put before and after every query if `contexts_of` returns None."""
+    """Return the tokens before and after every query of a task whose `contexts_of` is None."""
     encoder = tokenisers.text_encoder(encoder, hparams.special_tokens)
     return encoder.encode(hparams.query_prefix), encoder.encode(hparams.query_suffix)
 
@@ -235,7 +235,7 @@ def check_lengths(hparams: TaskHParams, encoder: Encoder, sizes: Sizes) -> None:
 
 
 def _token_of(encoder: Encoder, hparams: TaskHParams, option: str) -> int | None:
-    """Return the token that `option` spells; None for an empty text, UserError for many tokens."""
+    """Return the token that `option` gives as text, if any; UserError for a text of many tokens."""
     text = getattr(hparams, option)
     if not text:
         return None
@@ -350,7 +350,7 @@ def columns_by_tokens(
 
 
 def query_notes(hparams: TaskHParams, encoder: Encoder, mode: str) -> list[str]:
-    """Return lines on how many texts of a user's data set are used; UserError if none can be."""
+    """Return lines that say how many of a user's texts are used; UserError if no text can be."""
     name = hparams.query_dataset
     if name in registry.DATASETS:
         return []

@@ -28,7 +28,7 @@ from lm_human_preferences.reward_sources.loading import saved_model
 from lm_human_preferences.runs import run_files
 
 CardWriter = Callable[..., None]  # function that writes the model card into a directory
-RESPONSES = 'texts'  # subfolder for a tokeniser that encodes responses as in a head's training
+RESPONSES = 'texts'  # subfolder for a tokeniser that encodes responses as the head's training did
 
 
 def export(model_dir: str, output_dir: str, form: str = 'model') -> None:
@@ -40,7 +40,7 @@ def export(model_dir: str, output_dir: str, form: str = 'model') -> None:
     with storage.new_directory(output_dir, SafetensorError):
         if is_classifier(model_dir):
             raise UserError(
-                f'{model_dir} is already a sequence classifier of transformers: copy it as it is'
+                f'{model_dir} is already a sequence classifier for transformers: copy it as it is'
             )
         run, is_adapter = read_run(model_dir), form == 'adapter'
         write_card = functools.partial(
@@ -155,7 +155,7 @@ def _ends(task: lm_tasks.TaskHParams, encoder: Encoder) -> list[int]:
 
 
 def _write_generation_config(temperature: float, ends: list[int], output_dir: str) -> None:
-    """Write settings with which transformers' method `generate` samples as in training."""
+    """Write the settings that make transformers' method `generate` sample as in training."""
     from transformers import GenerationConfig
 
     GenerationConfig(
@@ -225,7 +225,7 @@ def _has(directory: str, files: run_files.CommandFiles) -> bool:
 def _export_reward_model(
     saved: trained_models.TrainedModel, output_dir: str, write_card: CardWriter
 ) -> None:
-    """Save a reward model as a sequence classifier of transformers."""
+    """Save a reward model as a sequence classifier for the library transformers."""
     location, *others = rewards.locations_of(saved.name)
     if others:
         raise UserError(

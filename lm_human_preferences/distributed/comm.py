@@ -88,7 +88,7 @@ class Comm:
                 return result
         is_done = threading.Event()
         with ThreadPoolExecutor(1) as thread:
-            # If a rank is lost, the new thread's error is dropped; the main thread raises its own.
+            # If a rank is lost, the new thread's error is ignored: the main thread raises one, too.
             thread.submit(self._meet_until, is_done)
             try:
                 result = work()

@@ -25,7 +25,7 @@ from lm_human_preferences.distributed.comm import Comm, Gradients, T
 from lm_human_preferences.distributed.meeting import RankLost
 from lm_human_preferences.machine import hardware
 
-_TENSOR = '\0tensor'  # key of JSON objects that encode a tensor, and of no others
+_TENSOR = '\0tensor'  # the only key of a JSON object that encodes a tensor
 # Buckets of this many bytes are averaged while the backward pass computes more gradients.
 BUCKET_BYTES = 64 << 20
 STACKS_SECONDS = 5  # seconds after the timeout until stack traces are printed
@@ -35,7 +35,7 @@ class TorchComm(Comm):
     """Communication between several ranks by torch.distributed."""
 
     def __init__(self, allreduce: str, seconds: int) -> None:
-        """Connect ranks, which wait `seconds` for each other. allreduce: one of ENGINES."""
+        """Connect the ranks. allreduce: one of ENGINES. seconds: longest wait for another rank."""
         self.dist = torch.distributed
         launch = launch_methods.current()
         self.rank, self.size = launch.rank, launch.size
@@ -64,7 +64,7 @@ class TorchComm(Comm):
         """Choose this rank's GPU, or its number of threads if no rank on this host sees a GPU."""
         devices = range(torch.cuda.device_count())
         gpus = [str(torch.cuda.get_device_properties(each).uuid) for each in devices]
-        # The host name tells containers apart: they share a boot id, but not the host's processors.
+        # Each container counts as a host: containers share a boot id, but not their processors.
         host = f'{socket.gethostname()} {Path("/proc/sys/kernel/random/boot_id").read_text()}'
         own = host, gpus, sorted(os.sched_getaffinity(0))
         of_ranks = self.all_gather_object(own)

@@ -30,11 +30,11 @@ class Schedule:
     ahead: int = 0
 
     def _progress(self, step: int) -> int:
-        """Return the integer steps^2 * (fraction of non-initial labels due by `step`)."""
+        """Return steps^2 * (fraction of non-initial labels due by `step`), which is an integer."""
         return self.steps**2 - (self.steps - step) ** 2
 
     def labels_at(self, step: int) -> int:
-        """Return l(n), the number of labels needed before `step`, rounded up."""
+        """Return l(`step`), rounded up: the number of labels needed before `step` begins."""
         more = (self.labels - self.initial) * self._progress(step)
         return self.initial + ceil_div(more, self.steps**2)
 
@@ -45,7 +45,7 @@ class Schedule:
         return min(self.labels, ceil_div(wanted, batch) * batch)
 
     def models_at(self, step: int) -> int:
-        """Return how often the reward model has been trained when `step` begins; 1 at step 0."""
+        """Return the number of trainings of the reward model due by `step`; 1 at step 0."""
         done = self._progress(step) * (self.retrainings + 1) // self.steps**2
         return 1 + min(done, self.retrainings)
 
@@ -64,7 +64,7 @@ class ServeHParams(WebHParams):
 
 @dataclass
 class OnlineHParams(hyperparams.HParams):
-    asked_at_once: ClassVar[int] = 16  # questions sampled together, to delay fewer steps
+    asked_at_once: ClassVar[int] = 16  # number of questions sampled together, to delay fewer steps
 
     labels: int = option(None, 'labels collected by the end', at_least=1)
     initial: int | None = option(
@@ -106,7 +106,7 @@ class OnlineHParams(hyperparams.HParams):
         return self.source == PEOPLE
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that `initial` is at most `labels`, and that people have no `error` rate."""
+        """Check that `initial` is at most `labels`, and that `error` is 0 if people answer."""
         yield (
             self.initial is not None and self.initial > self.labels,
             '{initial=} is more than {labels=}',

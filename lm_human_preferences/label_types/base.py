@@ -34,7 +34,7 @@ class Control:
     keys: int = 1  # how many different numbers a labeller presses for one answer
     first: int = 1  # lowest number that a labeller can choose
     title: str = ''  # heading above a scale of numbers
-    ends: tuple[str, str, str] = ('', '', '')  # texts at the lowest, middle and highest number
+    ends: tuple[str, str, str] = ('', '', '')  # text at a scale's lowest, middle and highest number
     tie: str = ''  # text for the labeller's help on TIE_KEY; '' if this key is not offered
     bad: str = ''  # text for the labeller's help on BAD_KEY; '' if this key is not offered
 
@@ -67,7 +67,7 @@ class LabelType:
     `question_schemas`, `loss`, `target_scales`) can learn from labels in files: see `complete`.
     """
 
-    name: str  # value of --labels.type; a class writes N for the number, as in best_of_N
+    name: str  # value of --labels.type; best_of_N for the class of best_of_2, best_of_3, ...
     samples: tuple[str, ...]  # names of the fields that hold the responses
     field: str  # name of the field that holds the answer
     shape: tuple[int, ...] = ()  # shape of an answer: () is one number, (4,) a list of four

@@ -28,9 +28,9 @@ BAD = 'bad'  # field of an answer: true for a tie because all samples are bad
 IMPORTED = 'imported'  # field of an answer: true if it was imported from another tool
 SIMULATED = 'simulated'  # field of an answer: true if a simulated labeller gave it
 UNNAMED = 'imported'  # name of the labeller if imported answers name nobody
-GIVEN_BY = 'labeller'  # field of a label that is stored as text: name of its labeller
+GIVEN_BY = 'labeller'  # field of a label with texts instead of tokens: name of the labeller
 ID = 'id'  # field with the id that a label has in another tool
-GIVEN_ID = 'given_id'  # field of a question or answer: id of the label it was imported from
+GIVEN_ID = 'given_id'  # field of an imported question or answer: the label's id in the other tool
 
 
 def is_unnamed(labeller: str) -> bool:

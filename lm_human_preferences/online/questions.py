@@ -18,7 +18,7 @@ from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.utils.core import map_micro_batches, random_stream
 
-IDLE_BATCHES = 20  # number of batches in a row without a new question after which asking stops
+IDLE_BATCHES = 20  # asking stops after this number of successive batches without a new question
 PART = 'train'  # split of the data set that queries come from
 POLICY = 'policy'  # name of the policy in training, as questions record it
 
@@ -46,7 +46,7 @@ class Queries:
         )
 
     def seek(self, texts_read: int) -> None:
-        """Continue after the query that was text number `texts_read` of the data set."""
+        """Go to the first query after text number `texts_read` of the data set."""
         # Seeking is slow, as it reads the data set again from its beginning.
         if self._sampler.position[0] != texts_read:
             self._sampler.seek((texts_read, 0))
@@ -152,7 +152,7 @@ class QuestionSource:
             self.queries = Queries(settings.task, policy.encoder, PART, labels)
 
     def ask(self, step: int, count: int) -> bool:
-        """Add questions before `step`, up to `count` in the run; return whether any were added."""
+        """Add questions before `step` until the run has `count`; return whether any were added."""
         questions = self.writer.folder.questions
         # Questions by `./launch.py ask` have no episode.
         there = [question for question in questions.values() if question.episode is not None]

@@ -98,7 +98,7 @@ def load_reward_model(
 def load_learned(
     name: str, encoding: Encoding, members: int | None = None, base: TrainedModel | None = None
 ) -> LearnedReward:
-    """Return the reward model, ensemble or head in directory `name`; 'test': a random model."""
+    """Return the reward model, ensemble or head in directory `name`; for 'test', a random model."""
     if name != 'test' and is_head(directory := reward_model_dir(name)):
         reward = checked(directory, *load(directory))
         check_encoding(directory, reward.reference.trained_model.encoding.name, encoding)
@@ -135,7 +135,7 @@ def give_columns(reward: TextReward, task: lm_tasks.TaskHParams) -> None:
 def give_more_columns(
     reward: ScoringModel | None, queries: Iterable[tuple[Sequence[int], Query]]
 ) -> None:
-    """Pass the data set's columns of `queries`, too, to a reward function that takes columns."""
+    """Add the columns of `queries` to those of a reward function that asks for columns."""
     if isinstance(reward, TextReward) and reward.scorer.asks_for_columns:
         pairs = [pair for pair in queries if pair[1].columns]
         reward.columns = {**reward.columns, **lm_tasks.columns_by_tokens(pairs)}

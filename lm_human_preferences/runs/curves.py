@@ -48,7 +48,7 @@ def read(run: str, events: str) -> Log:
 
 
 def _files(run: str, events: str) -> list[str]:
-    """Return the local paths of a run's event files in order; downloads those of a remote run."""
+    """Return the local paths of a run's event files in order; download a remote run's files."""
     directory = storage.join(run, events)
     if not storage.is_remote(run):
         return event_files.paths(directory)

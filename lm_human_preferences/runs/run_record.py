@@ -101,7 +101,7 @@ def write_trainings(
     with _changed(directory) as record:
         for command, entry in entries.items():
             before = record.get(command, {})
-            # Keep the old entry if the command is resumed, or trains another model in this run.
+            # Keep the earlier entry if the command is resumed, or if it trains its next model.
             is_kept = resume or _under_way(before) is not None
             record[command] = {**before, **entry} if is_kept else dict(entry)
 
@@ -113,7 +113,7 @@ def fetch(url: str, directory: str) -> None:
 
 
 def write_labels(directory: str, command: str, about: Mapping[str, Any]) -> None:
-    """Record facts about the labels of a training."""
+    """Record facts about the labels that `command` learns from."""
     with _changed(directory) as record:
         record[command] = {**record.get(command, {}), 'labels': dict(about)}
 

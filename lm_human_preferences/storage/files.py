@@ -95,7 +95,7 @@ def append(file: io.FileIO, data: bytes, *, sync: bool) -> None:
     begin = file.seek(0, io.SEEK_END)
     rest = memoryview(data)
     try:
-        while rest:  # on a disk that becomes full, a write takes only some bytes
+        while rest:  # a write to a nearly full disk may store only some of the bytes
             rest = rest[file.write(rest) :]
         if sync:
             os.fsync(file.fileno())
@@ -157,7 +157,7 @@ def write_bytes(path: str, data: bytes) -> None:
 
 
 def write_json(path: str, value: Any) -> None:
-    """Write `value` to a local file as JSON with the original's indent; UserError if that fails."""
+    """Write `value` to a local JSON file, indented as in the original; UserError if that fails."""
     with os_errors_as(f'cannot write {path}'):
         write_bytes(path, json.dumps(value, indent=2).encode())
 
@@ -233,7 +233,7 @@ def open_to_others(path: str) -> str | None:
             if stat.S_ISLNK(state.st_mode) or not state.st_mode & stat.S_IWOTH:
                 continue
             is_sticky = bool(state.st_mode & stat.S_ISVTX)
-            # Everybody may write to many volumes of containers, so mount points are trusted.
+            # Mount points are trusted, because everybody may write to many container volumes.
             if is_foreign or not (is_sticky or os.path.ismount(part)):
                 return f'everybody may write to {part}, and replace what is in it'
             is_shared = is_shared or is_sticky

@@ -27,7 +27,7 @@ ANSWER_TIMEOUT = 8  # seconds to wait for the hub's first answer
 CONFIGS = ('config.json', 'adapter_config.json')  # every model has at least one of these files
 SMALL_FILES = ('*.json', '*.txt', '*.jinja', '*.model')
 WEIGHTS = 'model*.safetensors'
-IN_FOLDERS = '*/*'  # not downloaded: files in folders, such as onnx/, for other programs
+IN_FOLDERS = '*/*'  # files in folders such as onnx/, which other programs need, are not downloaded
 
 
 def pinned(name: str, *, ask: bool = True) -> str:

@@ -77,7 +77,7 @@ class Responses(NamedTuple):
     has_end: Callable[[torch.Tensor], torch.Tensor]
     # A response is valid if it has an end token at position truncate_after or later.
     is_valid: Callable[[torch.Tensor], torch.Tensor]
-    are_logged: bool = True  # whether to log the mean length and the fraction with an end
+    are_logged: bool = True  # whether to log how long responses are and how many have an end
 
 
 def means_of_parts(of_ranks: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, float]:

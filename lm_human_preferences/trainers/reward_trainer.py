@@ -54,7 +54,7 @@ class RewardModelTrainer:
         self.label_type = label_types.get(self.settings.labels.type)
         self.num_train = len(self.labels['query'])
         self.steps_done = 0
-        self.is_undone = False  # a failed step is never undone: it may have changed weights
+        self.is_undone = False  # a failed step never counts as undone: it may have changed weights
         self.order: np.ndarray | None = None  # indices of labels, in the order of learning
         self.prediction: Prediction | None = None  # last measured accuracy on held-out labels
         self.networks = {'reward_model': self.reward_model, 'ref_policy': self.policy}
@@ -85,7 +85,7 @@ class RewardModelTrainer:
         return stats
 
     def labels_after(self, steps: int) -> int:
-        """Return the number of labels learned in `steps` steps; every epoch counts labels again."""
+        """Return the number of labels learned in `steps` steps; every epoch learns all labels."""
         epoch, steps_of_this = divmod(steps, self.steps_of_epoch)
         return epoch * self.num_train + steps_of_this * self.settings.batch_size
 
@@ -119,7 +119,7 @@ class RewardModelTrainer:
         return {name: stats[name].item() for name in sorted(stats)}
 
     def _predict(self, held_out: Labels) -> None:
-        """Log the accuracy on `held_out` labels after an epoch, and print the final one."""
+        """Log the accuracy on `held_out` labels after an epoch; print the last epoch's accuracy."""
         size = self.settings.micro_batch_size or self.settings.batch_size
         get_rewards = self.reward_model.get_rewards
         self.prediction = predict(get_rewards, held_out, self.label_type, size, self.comm)
@@ -166,7 +166,7 @@ class RewardModelTrainer:
                 announce(f'after normalize: {mean} +- {std}')
 
     def target_mean_std(self) -> tuple[float, float]:
-        """Return the (mean, std) that labels set for rewards before training; by default (0, 1)."""
+        """Return the (mean, std) to normalise rewards to: (0, 1) unless the labels imply others."""
         scales = self.label_type.target_scales(self.labels)
         return (0.0, 1.0) if scales is None else mean_and_std(scales)
 
@@ -236,7 +236,7 @@ def trainer_of(
     labels: Labels,
     **more: Any,
 ) -> RewardModelTrainer:
-    """Return the trainer of a reward model on labels. more: see RewardModelTrainer."""
+    """Return a trainer of `reward_model` on `labels`. more: arguments of RewardModelTrainer."""
     query_sampler = lm_tasks.make_query_sampler(
         hparams=phase.settings.task,
         encoder=ref_policy.encoder,
@@ -265,7 +265,7 @@ class TrainingLabels(NamedTuple):
 
 
 def read_labels(phase: TrainReward, policy: Policy, comm: Comm) -> TrainingLabels:
-    """Load the labels or sample them from `policy`, and hold some out.
+    """Load the labels, or make labels for samples of `policy`; hold some labels out.
 
     A resumed training learns from the labels with which it began; UserError if they have changed.
     """
@@ -289,7 +289,7 @@ def read_labels(phase: TrainReward, policy: Policy, comm: Comm) -> TrainingLabel
         **label_counts(learned, held_out),
         'digest': loaded.digest,
     }
-    # Labels that are sampled again may differ in their last digits, and so in their digest.
+    # Rounding may change labels that are made again, so their digest is not compared.
     is_sampled = labels.are_sampled and before.get('source') == labels.source
     if before and not is_sampled and about['digest'] != before.get('digest'):
         raise OptionError(
@@ -301,7 +301,7 @@ def read_labels(phase: TrainReward, policy: Policy, comm: Comm) -> TrainingLabel
 
 
 def label_counts(learned: Labels, held_out: Labels | None) -> dict[str, int]:
-    """Return the numbers of labels learned from, of held-out labels, and of their queries."""
+    """Return the numbers of learned labels, held-out labels, held-out queries and all queries."""
     queries = learned['query']
     found = {'learned_from': len(queries), 'held_out': 0, 'held_out_queries': 0}
     if held_out is not None:

@@ -173,7 +173,7 @@ def test_what_is_written_and_said(tmp_path):
     told = f'Saved {tmp_path}/run to {tmp_path}/my model, with a model card, README.md\n'
     assert result.stdout == told
     again = ['export', f'{tmp_path}/my model', f'{tmp_path}/again']
-    assert 'is already a sequence classifier of transformers: copy it' in error_of(invoke(again))
+    assert 'is already a sequence classifier for transformers: copy it' in error_of(invoke(again))
 
 
 def test_the_reward_model_in_a_policys_checkpoint(tmp_path):

@@ -114,7 +114,7 @@ class LabellingService:
             return self._next(name)
 
     def _next(self, name: str) -> dict[str, Any]:
-        """Return a labeller's next question (None if there is none), and their progress."""
+        """Return a labeller's next question (or None) and the labeller's progress."""
         question, left = self.assignments.give(name)
         labeller = self.labellers[name]
         last = next(reversed(labeller.log.kept), None)
@@ -126,7 +126,7 @@ class LabellingService:
         }
 
     def _shown(self, name: str, question: Question) -> dict[str, Any]:
-        """Return a question for the browser, with texts of samples in the order for `name`."""
+        """Return a question for the browser, with the samples in the order for labeller `name`."""
         tokens = map(self.encoder.without_padding, question.tokens().values())
         query, *samples = map(self.encoder.decode, tokens)
         order = self.labellers[name].order(question)

@@ -51,7 +51,7 @@ def attention_bias(allowed: torch.Tensor, batch: int, dtype: torch.dtype) -> tor
     allowed: the result of attention_mask.
     """
     bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
-    # The bias at hidden keys is finite, not -inf: some models of transformers add a mask to it.
+    # Hidden keys have a finite bias, not -inf: some models add their own mask to the bias.
     bias = bias.masked_fill_(~allowed, torch.finfo(dtype).min)
     return bias.unsqueeze(1).expand(batch, -1, -1, -1)
 
@@ -135,7 +135,7 @@ def attend_within_rows(
 
 
 def take_queries(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Select `columns (batch, n)` in `values (batch, heads, queries, d)`: (batch, heads, n, d)."""
+    """Return `values (batch, heads, queries, d)` at `columns (batch, n)`: (batch, heads, n, d)."""
     index = columns[:, None, :, None].expand(-1, values.shape[1], -1, values.shape[3])
     return values.gather(2, index)
 
@@ -289,7 +289,7 @@ class Rows:
         tokens = self.unpadding.tokens_before((rows * length + self.read).flatten())
         if self.unpadding.indices is None:
             return tokens
-        # Padding after the last real token takes the last index; its own index would be too large.
+        # Padding after the last real token reads the last output, as a higher index would fail.
         return tokens.clamp_(max=len(self.unpadding.indices) - 1)
 
 

@@ -82,10 +82,10 @@ class Network(nn.Module, ABC):
 
     @abstractmethod
     def outputs(self, tokens: torch.Tensor, positions: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Return outputs of the last layer for `tokens (batch, length)`, or only at `rows.read`.
+        """Return the last layer's outputs for `tokens (batch, length)`: (batch, length, n_embd).
 
         positions: (batch, length). rows: layout of the tokens; if it has a cache (of `new_cache`),
-        the tokens are added to it. Shape: (batch, length or n, n_embd).
+        the tokens are added to it. If `rows.read (batch, n)` is set: only outputs at these columns.
         """
 
     @abstractmethod
@@ -161,7 +161,7 @@ class Network(nn.Module, ABC):
             columns = columns[:, output_positions]
             rows = Rows(unpadding, bias, is_causal=past == 0, cache=cache, read=columns)
             return self.outputs(tokens, positions, rows)
-        # Padding is computed as well, because padding before the first real token needs outputs.
+        # Compute padding, too: the result has outputs at padding before the first real token.
         h = self.outputs(tokens, positions, Rows(Unpadding(tokens.shape), bias, cache=cache))
         return index_each(h, columns)
 
@@ -184,10 +184,10 @@ class Network(nn.Module, ABC):
         padding_token: int,
         kept: BlockInputs | None = None,
     ) -> torch.Tensor:
-        """Return outputs (batch, n, 1 + length, n_embd) at a prompt's end and completions' tokens.
+        """Return outputs at the last token of a prompt and at each token of its n completions.
 
-        prompt: (batch, prompt_length), computed once. completions: (batch, n, length). kept:
-        storage for the inputs of some blocks at the same tokens.
+        prompt: (batch, prompt_length), computed once. completions: (batch, n, length). Shape:
+        (batch, n, 1 + length, n_embd). kept: storage for inputs of some blocks at the same tokens.
         """
         rows = _behind_prompt(prompt, completions)
         start = prompt.shape[1]
@@ -202,7 +202,7 @@ class Network(nn.Module, ABC):
         padding_token: int,
         kept: BlockInputs | None = None,
     ) -> torch.Tensor:
-        """Return outputs at m chosen columns of each of the n token sequences of a prompt.
+        """Return the outputs at m chosen columns in each of a prompt's n token sequences.
 
         columns: (batch, n, m). rows: (batch, n, start + length). The n rows begin with the same
         `start` tokens. To compute these once, n completions share a row, unless it is too long for

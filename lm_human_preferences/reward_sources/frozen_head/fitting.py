@@ -172,6 +172,6 @@ def least_gain(gains: torch.Tensor) -> float | None:
 
 
 def _by_subject(gains: torch.Tensor, subjects: torch.Tensor) -> torch.Tensor:
-    """Add up `gains` in each group of related labels, scaled to keep the overall mean the same."""
+    """Return the sums of `gains` over related labels, scaled to have the same mean as `gains`."""
     sums = torch.zeros(int(subjects.max()) + 1, dtype=gains.dtype).index_add(0, subjects, gains)
     return sums * len(sums) / len(gains)

@@ -21,7 +21,7 @@ from lm_human_preferences.reward_sources.frozen_head.head import (
 )
 from lm_human_preferences.runs.run_files import POLICY
 
-PROBED = 4  # number of tokens in probe_of's query, and in probe_of's response
+PROBED = 4  # length in tokens of both the query and the response in probe_of
 MOST_DIFFERENCE = 0.1  # tolerated error of recomputed features, in their standard deviations
 
 
@@ -126,7 +126,7 @@ def checked(
 
 
 def _reference_of(directory: str, about: Mapping[str, Any]) -> Policy:
-    """Load a head's model from the head's folder or run, or else by the name of the model."""
+    """Load the model that a head was fitted on: from the head's folder or run, or else by name."""
     run = os.path.dirname(directory.rstrip('/'))
     task = task_of(about)
     policy = storage.join(run, POLICY.network)

@@ -1,1 +1,1 @@
-"""Parts of training that the original program lacked: resuming, heads, samples, console."""
+"""Additions to the original training: resuming, head training, tracked samples, console output."""
