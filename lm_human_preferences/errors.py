@@ -76,7 +76,7 @@ def about_option(option: str, kind: type[UserError] = UserError) -> Iterator[Non
         raise OptionError(f'{option} {complaint}', option) from e
 
 
-# Context manager that replaces the option named by an OptionError; other errors pass unchanged.
+# Context manager that makes an OptionError name another option; other errors pass unchanged.
 option_renamed = functools.partial(about_option, kind=OptionError)
 
 
@@ -100,7 +100,7 @@ def option_words(name: str, value: object) -> list[str]:
 def _is_active(folder: str) -> bool:
     """Return whether `python3` in the user's shell is the Python in `folder`."""
     python = shutil.which('python3')
-    # pipenv puts its folder first in PATH, but only for this process, not for the user's shell.
+    # pipenv puts the environment's folder first in PATH for this process, not for the user's shell.
     if python is None or 'PIPENV_ACTIVE' in os.environ:
         return False
     return os.path.realpath(os.path.dirname(python)) == os.path.realpath(folder)

@@ -49,7 +49,7 @@ def parse_checkpoint_file(text: str) -> list[str]:
 
 
 def format_checkpoint_file(names: Sequence[str]) -> bytes:
-    """Return the text of a `checkpoint` file that lists `names`, as written by TensorFlow."""
+    """Return the text of a `checkpoint` file that lists `names`, in TensorFlow's format."""
     lines = [f'model_checkpoint_path: "{names[-1]}"\n']
     for name in names:
         lines.append(f'all_model_checkpoint_paths: "{name}"\n')
@@ -77,5 +77,5 @@ class VariableNames(Protocol):
         ...
 
     def variables(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return detached views of `tensors` {name in this program: tensor} by checkpoint name."""
+        """Return {checkpoint name: detached view} of `tensors` {name in this program: tensor}."""
         ...

@@ -291,7 +291,7 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def encode_block(rows: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return a block of (key, value) `rows`; most keys lack what they share with the key before."""
+    """Encode (key, value) `rows`; most keys omit the prefix they share with the previous key."""
     entries = bytearray()
     restarts = [0]
     last = b''
@@ -320,7 +320,7 @@ def encode_table(rows: Sequence[tuple[bytes, bytes]]) -> bytes:
     table = bytearray()
 
     def write(block: bytes) -> bytes:
-        """Append an uncompressed block to the table; return its handle."""
+        """Append an uncompressed block to the table; return the block's handle."""
         handle = varint(len(table)) + varint(len(block))
         table.extend(block + b'\0' + struct.pack('<I', masked_crc(block + b'\0')))
         return handle

@@ -106,7 +106,7 @@ def _test_path(path: str) -> str:
 
 
 def is_test_text(text: str) -> bool:
-    """Return whether a text belongs to the test split of a file that has no separate test file."""
+    """Return whether a text of a data set without a separate test file is in the test split."""
     # The split depends on the text alone, so a text stays in its split if other texts are added.
     digest = hashlib.sha256(text.encode(errors='surrogatepass')).digest()
     return int.from_bytes(digest[:8]) % TEST_SHARE == 0

@@ -20,7 +20,7 @@ class DatasetInfo:
     labels_stand_in: bool = False  # whether queries of a label file replace an unavailable data set
     seed_per_run: bool = False  # whether --run.seed, not --task.query_seed, sets the texts' order
     is_enumerable: bool = False  # whether an evaluation covers every query of the data set
-    loaded: Any = None  # object whose function `generator` is used instead of that of `module`
+    loaded: Any = None  # object whose function `generator` replaces the one in `module`
 
     def load(self) -> Any:
         return self.loaded or importlib.import_module(self.module)

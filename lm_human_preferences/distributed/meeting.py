@@ -120,7 +120,7 @@ def load_mpi(family: Family) -> ModuleType:
 
 
 def _libraries(soname: str) -> list[str]:
-    """Return paths of a library near the launcher and in this environment; last its bare name."""
+    """Return a library's paths near the launcher and in this environment, then `soname` alone."""
     prefixes = [Path(sys.prefix)]
     with contextlib.suppress(OSError):  # the launcher may belong to another user
         prefixes.insert(0, Path(os.readlink(f'/proc/{os.getppid()}/exe')).parents[1])
@@ -156,7 +156,7 @@ def listen(place: Endpoint) -> socket.socket:
 
 
 def open_store(place: Endpoint, listener: socket.socket | None, seconds: int) -> Store:
-    """Return the ranks' key-value store, served at `listener` or, without one, by another rank."""
+    """Return the ranks' key-value store; another rank serves the store if `listener` is None."""
     import torch.distributed
 
     dist: Any = torch.distributed

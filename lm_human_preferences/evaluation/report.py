@@ -17,12 +17,12 @@ from lm_human_preferences.utils.streams import printable
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Point = Mapping[str, Any]  # statistics of a policy by name, perhaps with 'standard_errors'
+Point = Mapping[str, Any]  # {statistic's name: value} of a policy; may have 'standard_errors'
 
 BEST_OF = (4, 16)
 BEST_OF_N = 'best_of_'  # prefix of the names of best-of-n policies in an evaluation's results
-JUDGE = 'judge'  # name of the reward given by --judge in an evaluation's results
-FRONTIER = 'frontier'  # key of the best possible rewards by KL in an evaluation's results
+JUDGE = 'judge'  # name, in an evaluation's results, of the reward that --judge selects
+FRONTIER = 'frontier'  # key, in an evaluation's results, of the best possible reward at each KL
 # suffix of a best-of-n policy's name if the reward model chooses the best response
 BY_REWARD_MODEL = '_by_reward_model'
 REWARD_MODEL, CLASSIFIER, FUNCTION = 'reward model', 'classifier', 'reward function'
@@ -109,7 +109,8 @@ def margin(values: Point, name: str, queries: int) -> float | None:
 
 def draw(results: dict[str, Any], path: str) -> None:
     """Write a PNG to `path` that plots reward against KL, with one panel per reward."""
-    from matplotlib.figure import Figure  # matplotlib is slow to import; a Figure needs no display
+    # Figure is imported only here, as matplotlib loads slowly. A Figure needs no display.
+    from matplotlib.figure import Figure
 
     rewards = results['rewards']
     figure = Figure(figsize=(6.4 * len(rewards), 4.4), layout='constrained')

@@ -28,7 +28,7 @@ class PolicyHParams(hyperparams.HParams):
     )
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that the model 'test' has no adapters, as each loading makes new random weights."""
+        """Check that the model 'test' has no adapters, as each loading draws random weights."""
         yield (
             self.lora is not None and self.initial_model == 'test',
             '{lora} needs a base that stays the same: {initial_model=} is random each time',

@@ -1,4 +1,4 @@
-"""Label types: the samples shown, the answers, and the loss (the original's label_types.py).
+"""Label types (in the original: label_types.py): the samples shown, the answers, and the loss.
 
 To add one, derive a class from LabelType and decorate it with `register`; see the example in
 CONTRIBUTING.md. Only methods about tensors import torch, so that asking people starts fast.
@@ -197,7 +197,7 @@ class ScalarComparison(_Number):
         return 1 if value > 0 else 0
 
     def moved(self, value: float, places: Sequence[int]) -> float:
-        """Return the difference between two samples, negated if the samples have changed places."""
+        """Return the answer, a difference, negated if the two samples have swapped places."""
         return value if places[0] == 0 else -value
 
     def matches(self, value: float, right: float) -> bool:
@@ -222,7 +222,7 @@ class ScalarComparison(_Number):
         return (1 + difference.sign() * labels['difference'].sign()).double() / 2
 
     def target_scales(self, labels: dict[str, torch.Tensor]) -> torch.Tensor | None:
-        return labels['difference'] / 2  # half of the difference, as in OpenAI's program
+        return labels['difference'] / 2  # half of the labelled difference, as in OpenAI's program
 
 
 def get(name: str) -> LabelType:

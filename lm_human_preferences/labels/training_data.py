@@ -64,13 +64,13 @@ def load_labels(
     comm: Comm | None = None,
     lines: Mapping[str, int] | None = None,
 ) -> LoadedLabels:
-    """Load, and check, the labels of --labels.source (the original's download_labels).
+    """Load and check the labels of --labels.source, as the original's download_labels does.
 
     lines: for a folder, {labeller: number of lines to read}; None: all lines that rank 0 sees.
     """
     if settings.labels.source == 'test':
         return made_up(generate_labels(settings, encoding))
-    from lm_human_preferences.labels import label_files  # this imports all formats of labels
+    from lm_human_preferences.labels import label_files  # label_files imports all label formats
 
     return LoadedLabels(*label_files.read(settings, encoding, comm or Comm(), lines))
 
@@ -81,7 +81,7 @@ def score_small_tokens(queries: torch.Tensor, responses: torch.Tensor) -> torch.
 
 
 def scores_of(score: Score, questions: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return scores (batch, n samples) of questions {field: token ids (batch, length)}."""
+    """Return scores (batch, samples) of the samples in `questions` {field: ids (batch, length)}."""
     queries = questions['query']
     samples = [ids for field, ids in questions.items() if field != 'query']
     return torch.stack([score(queries, ids).cpu() for ids in samples], dim=1)
@@ -146,7 +146,7 @@ def _with_errors(
     """Return `answers` {field: (labels, ...)} with a fraction `error` replaced by random ones."""
     count = len(next(iter(answers.values())))
     is_error = torch.rand(count) < error
-    # label_type.by_chance is not used: it would change the labels that each seed has given so far.
+    # label_type.by_chance is not used: with it, a seed would not give the same labels as before.
     by_chance = label_type.simulate(torch.randn(count, len(label_type.samples)))
     mixed = {}
     for field, values in answers.items():

@@ -95,7 +95,7 @@ class BytePairEncoder(Encoder):
 
 
 class LetterEncoder(Encoder):
-    """Encoder of letters: a to z, and one token for the full stop and all other characters."""
+    """Encoder of a to z, each with a token; the full stop and all other characters share one."""
 
     eot_token = None
     padding_token = len(LETTERS)
@@ -104,7 +104,7 @@ class LetterEncoder(Encoder):
         return [LETTERS.find(letter) if letter in LETTERS else len(LETTERS) - 1 for letter in text]
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
-        """Return the text; as in the original, id 29 gives '' and all other unknown ids <unk>."""
+        """Return the text. As in the original, id 29 gives '' and any other unknown id <unk>."""
         texts = {**dict(enumerate(LETTERS)), len(LETTERS) + 2: ''}
         return ''.join(texts.get(int(token), '<unk>') for token in tokens)
 

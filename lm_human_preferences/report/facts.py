@@ -49,9 +49,9 @@ POINTS = {  # {name of a row: (policy, statistic) in an evaluation's results}
     'Best of 4, without training': ('best_of_4', 'reward'),
     'Best of 16, without training': ('best_of_16', 'reward'),
 }
-# TensorBoard tags of a reward model's accuracy begin with one of TAGS; {} is one of WAYS.
+# TAGS begin the TensorBoard tags of a reward model's accuracy, with one of WAYS in place of {}.
 TAGS, WAYS = ('train_reward/{}/', 'online/{}_'), ('held_out_of_mean', 'held_out', 'cross_validated')
-SPECIAL = (  # samples to show first: (field to maximise, its sign, reason to show the sample)
+SPECIAL = (  # samples to show first: (field, 1 for its highest or -1 for its lowest value, reason)
     ('score', 1, 'best score'),
     ('score_std', 1, 'widest ±'),
     ('kl', 1, 'least likely before'),
@@ -65,7 +65,7 @@ class Text(str):
 
 
 class Table(NamedTuple):
-    """Table in a section of the report; without columns, each row is a name and a value."""
+    """Table in a section of the report; if `columns` is empty, each row is a name and a value."""
 
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
@@ -119,7 +119,7 @@ def answer(run: Run) -> list[tuple[str, str, list[str]]]:
     for each in run.comparisons[:1]:
         notes = ['of the answers prefer it to', short(each['against'])]
         found.append(('By people', of_all(each['wins'], each['n']), notes))
-    # The reward of the training is shown last; another reward is shown only if no people judged.
+    # Show the reward used in training last, and a second reward only if people compared no answers.
     for reward in [*rewards[1 : 1 if found else 2], *rewards[:1]]:
         before, after = (_measured(run, reward, point, 'reward') for point in ('base', 'policy'))
         way, fraction = f'{before} → {after}', _measured(run, reward, 'policy', 'share')
@@ -201,7 +201,7 @@ def gain(run: Run) -> Table:
 
 
 def _measured(run: Run, reward: str, point: str, key: str) -> str:
-    """Format a policy's statistic `key` with its 95 % interval; a dash for None, '' if absent."""
+    """Format a policy's statistic `key` with its 95 % interval: a dash if None, '' if missing."""
     if point.startswith(report.BEST_OF_N) and reward != next(iter(run.rewards)):
         point += report.BY_REWARD_MODEL  # best of n responses by the reward that trained the policy
     values = run.rewards[reward].get(point, {})
@@ -213,7 +213,7 @@ def _measured(run: Run, reward: str, point: str, key: str) -> str:
 
 
 def samples(named: Mapping[str, Run]) -> Table:
-    """Return a table of answers to the first run's tracked queries, before and after each run.
+    """Return a table of answers to the first run's sample queries, before and after each run.
 
     The first run's best answer comes first, then its least certain, least likely and worst ones.
     """
@@ -241,7 +241,7 @@ def samples(named: Mapping[str, Run]) -> Table:
 
 
 def _sample(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Return (response, score); a head's score includes its standard deviation."""
+    """Return (response, score), with the score's standard deviation if that is recorded."""
     score = number(record.get('score'))
     if 'score_std' in record:
         score += f' ± {number(record["score_std"])}'

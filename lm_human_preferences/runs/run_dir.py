@@ -34,8 +34,8 @@ def check_directory(directory: str) -> None:
         for path in (os.path.join(folder, name) for name in names_there):
             if os.path.islink(path) and not storage.is_within(path, directory):
                 raise UserError(
-                    f'--save_dir: {path} is a link to a folder outside of the run, and the files'
-                    ' there would be written and deleted: replace the link by the folder itself'
+                    f'--save_dir: {path} is a link to a folder outside of the run, where training'
+                    ' would write and delete files: replace the link by the folder itself'
                 )
     if danger := storage.open_to_others(directory):
         raise UserError(f'--save_dir: {danger}: give a folder inside a directory of your own')
@@ -49,7 +49,7 @@ def own_files(hparams: Training) -> list[str]:
     files = [os.path.join(directory, name) for name in storage.local_files(directory, pattern)]
     if storage.is_remote(save_dir):
         remote = filter(pattern.fullmatch, storage.listing(save_dir))
-        # A list of checkpoints goes before the checkpoints, since the list must be deleted first.
+        # Lists of checkpoints come first, since they must be deleted before the checkpoints.
         for name in sorted(remote, key=lambda name: not name.endswith(f'/{names.LIST}')):
             files.append(storage.join(save_dir, name))
     return files
@@ -107,7 +107,7 @@ def prepare_run_dir(
         return []
     refuse_existing(hparams, overwrite=overwrite)
     for path in own_files(hparams) if overwrite and not dry_run else ():
-        if not path.endswith(run_files.RECORD):  # keep run.json: it may record other trainings
+        if not path.endswith(run_files.RECORD):  # keep run.json: it may record other commands
             storage.remove(path)
     return []
 
@@ -236,14 +236,14 @@ def _holder(path: str) -> str:
 
 
 def check_free(directory: str) -> None:
-    """Raise UserError if another process writes the run in `directory`."""
+    """Raise UserError if another process has locked the run in `directory`."""
     if os.path.exists(os.path.join(directory, LOCK)):
         with held(directory, ranks=0):
             pass
 
 
 def is_held(directory: str) -> bool:
-    """Return whether another process is known to write the run in a local or remote `directory`."""
+    """Return whether a local or remote `directory` is known to be locked by another process."""
     try:
         check_free(storage.staging_dir(directory))
     except UserError:

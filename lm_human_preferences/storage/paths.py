@@ -8,7 +8,7 @@ from typing import Any
 
 from lm_human_preferences.errors import UserError, about_option, os_errors_as
 
-PUBLIC = 'openaipublic'  # Azure account with the original's published files, which never change
+PUBLIC = 'openaipublic'  # Azure account of the original's published files; these files never change
 HUB = 'hf://'  # prefix of paths on the Hugging Face hub
 _URL = re.compile(
     r'(?:az://(?P<azure>[a-z0-9]+)/'

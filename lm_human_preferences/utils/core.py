@@ -19,9 +19,9 @@ from lm_human_preferences.utils.option_checks import ceil_div as ceil_div
 from lm_human_preferences.utils.option_checks import exact_div as exact_div
 from lm_human_preferences.utils.original_names import refuse
 
-MIN_TEMPERATURE = 1e-10  # lowest temperature, as in the original: 0 means greedy sampling
-LARGE_VOCABULARY = 4096  # beyond this size, we draw a range of token ids, then an id in the range
-PIECE = 256  # number of token ids in each range that is drawn from a large vocabulary
+MIN_TEMPERATURE = 1e-10  # lowest temperature in the original, used instead of 0 for greedy sampling
+LARGE_VOCABULARY = 4096  # size of a vocabulary above which tokens are drawn in two steps
+PIECE = 256  # size of ranges of token ids; in a large vocabulary, we draw a range, then an id in it
 RANK_SEED_STRIDE = 100003  # difference between the seeds of neighbouring ranks, as in the original
 
 
@@ -48,7 +48,7 @@ TokenIds = torch.Tensor | np.ndarray
 
 
 def token_ids(ids: TokenIds) -> torch.Tensor:
-    """Return token ids (a tensor or, as in the original, an array) as int64 in host memory."""
+    """Return token ids (a tensor, or an array as in the original) as int64 in host memory."""
     return torch.as_tensor(ids, dtype=torch.int64, device='cpu')
 
 
@@ -113,7 +113,7 @@ def sample_from_cdf(cdf: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 def sample_from_probs(
     probs: torch.Tensor, uniform: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw tokens from unnormalised `probs (rows, n_vocab)`, by float64 numbers `uniform (rows,)`.
+    """Draw tokens from unnormalised `probs (rows, n_vocab)`, with random float64 `uniform (rows,)`.
 
     Return tokens, int64 (rows,), and the row sums of `probs`, float64 (rows,). From a large
     vocabulary, a piece is drawn first and then a token in it, so only a piece becomes float64.
@@ -178,7 +178,7 @@ def digest_of(parameters: Mapping[str, torch.Tensor]) -> str:
 
 @dataclass
 class TensorBatch:
-    """Base class of dataclasses whose tensors (or None) are indexed and split by rows together."""
+    """Base class of dataclasses whose fields, tensors or None, are indexed and split together."""
 
     def __len__(self) -> int:
         first = fields(self)[0]

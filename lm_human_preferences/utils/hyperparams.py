@@ -207,7 +207,7 @@ class HParams:
         return nested
 
     def additions(self) -> dict[str, Any]:
-        """Return {dotted name: value} of options not in the original; groups are 'on' or 'off'."""
+        """Return {dotted name: value} of options that this port added; a group is 'on' or 'off'."""
         found = {}
         of_ours: tuple[str, ...] = ()  # prefixes of option groups that the original lacks
         for name, f, value in settings(self):
@@ -330,7 +330,7 @@ def describe(ty: Any) -> str:
 
 
 def dump(hparams: HParams, *, name: str = 'hparams') -> None:
-    """Print `name:` and sorted, indented `name: value` lines, as the original did."""
+    """Print `name:`, then sorted, indented lines `option: value`, as the original does."""
     nested = hparams.to_nested_dict(original_only=True)
     print(f'{name}:', *_dump_lines(nested, '  '), sep='\n')
 

@@ -27,8 +27,8 @@ PARTS = {  # {split of the labels in evaluation.reward_on_labels: its name in th
 
 
 def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]:
-    """Return the report of `./launch.py labels` for JSON. without: labellers to leave out."""
-    of_named: Said = {}  # without unnamed answers, which may all come from one person
+    """Return what `./launch.py labels` reports, as JSON values. without: labellers to leave out."""
+    of_named: Said = {}  # answers of named labellers; unnamed answers may all come from one person
     disagreements: Said = {}
     answered = retired = 0
     for question in folder.questions.values():
@@ -192,7 +192,7 @@ def lines(folder: str, found: Facts) -> Iterator[str]:
 
 
 def _measured(found: Facts) -> list[list[str]]:
-    """Return one table of the labellers' agreement and of each comparison between two policies."""
+    """Return one table, with rows for the labellers' agreement and each comparison of policies."""
     agreed = found['agreement']
     where = f'agreement, {agreed["pairs"]} pairs of answers to {agreed["questions"]} questions'
     result = alpha = interval = chance = NOTHING

@@ -24,7 +24,7 @@ class TransformersSizes(Sizes):
 
 
 def sizes_of(causal_lm: Any, n_vocab: int) -> TransformersSizes:
-    """Return the sizes of a model on any device, even `meta`. n_vocab: tokens in its encoding."""
+    """Return a model's sizes, even on device `meta`. n_vocab: number of tokens in the encoding."""
     config = causal_lm.config
     return TransformersSizes(
         family=config.model_type,

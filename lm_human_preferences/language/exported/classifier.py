@@ -24,7 +24,7 @@ class RewardHead(NamedTuple):
 
 @torch.no_grad()
 def classifier_of(causal_lm: Any, head: RewardHead, n_vocab: int, name: str) -> Any:
-    """Return a classifier made of `causal_lm` and `head`; UserError if transformers has none."""
+    """Return a classifier of `causal_lm` and `head`; UserError if transformers lacks the class."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as KNOWN,
