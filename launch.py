@@ -140,7 +140,7 @@ reward_experiments = {
         bind_all(batch_size=32, lr=5e-3),
         bind('run.log_interval', 32),
     ),
-    # No data set of queries is set, as the labels that the user names contain queries.
+    # No data set of queries is set, because the user's label files contain queries.
     'chat': combos(
         bind_nested('task', chat_task),
         bind('labels.type', 'best_of_2'),
@@ -198,7 +198,7 @@ policy_experiments = {
     'tldr': summarize_policy('tldr', tldr_task, kl_coef=0.03),
     'test': adaptive_kl_policy('test', test_task, lr=1e-2, total_episodes=100 * 64, batch_size=64),
     'mock_sentiment': combos(
-        # kl_coef starts high: a policy that strays far early on stops using some words for good.
+        # kl_coef starts high, as a policy that strays far at first loses some words for good.
         adaptive_kl_policy(
             'mock_sentiment',
             mock_task,

@@ -64,7 +64,7 @@ class Policy:
         return self.model.own_parameters()
 
     def digest(self) -> str:
-        """Return the SHA-256 of all weights that affect sampling, which are all but the heads."""
+        """Return the SHA-256 of the weights that affect sampling: all weights except the heads'."""
         weights = {}
         for name, parameter in self.model.named_parameters():
             if not name.startswith(HEADS):
@@ -83,7 +83,7 @@ class Policy:
     def respond(
         self, queries: TokenIds, length: int, samples_per_query: int = 1
     ) -> dict[str, torch.Tensor]:
-        """Sample 'responses', 'logprobs' and 'values' (batch, length), all padded after an end.
+        """Sample 'responses', 'logprobs' and 'values' (batch, length), padded after each response.
 
         samples_per_query: number of neighbouring rows of `queries (batch, query_length)` that
         repeat one query, which is computed once. Logprobs and values are padded with 0.

@@ -43,7 +43,7 @@ class Rollout(TensorBatch):
     # mask: bool (batch, response_length), True up to a response's end; None if all tokens count.
     # Where `mask` is False, logprobs, values and rewards are 0.
     mask: torch.Tensor | None = None
-    baselines: torch.Tensor | None = None  # leave-one-out baselines; None: `values` are baselines
+    baselines: torch.Tensor | None = None  # leave-one-out baselines; None to use `values` instead
 
 
 @dataclass
@@ -113,7 +113,7 @@ def leave_one_out(rewards: torch.Tensor, samples_per_query: int) -> torch.Tensor
 
 
 def add_advantages(rollout: Rollout, options: PpoHParams) -> Minibatch:
-    """Return `rollout` as a Minibatch. Its advantages are whitened together, as in the original.
+    """Return a Minibatch of `rollout`. Advantages are whitened over all tokens, as in the original.
 
     With a leave-one-out baseline, all tokens of a response have the same advantage.
     """
@@ -160,7 +160,7 @@ def step_stats(
     non_score_reward: torch.Tensor,
     train_stats: Mapping[str, Sequence[torch.Tensor]],
 ) -> dict[str, torch.Tensor]:
-    """Return a step's statistics {the original's name: scalar}, including `train_stats`' means."""
+    """Return a step's statistics by the original's names, and the means of `train_stats`."""
     logprobs = rollout.logprobs
     score = rollout.scores.mean()
     stats = {
@@ -188,7 +188,7 @@ def loss(
         return those_in(values, minibatch.mask).mean()
 
     advantages, returns = minibatch.advantages, minibatch.returns
-    # A leave-one-out baseline is not trained; the logged value loss is just its error.
+    # A leave-one-out baseline is not trained; its logged value loss is only the baseline's error.
     values = outputs['values'] if options.samples_per_query == 1 else minibatch.values
     values_clipped = values.clamp(
         minibatch.values - options.cliprange_value, minibatch.values + options.cliprange_value

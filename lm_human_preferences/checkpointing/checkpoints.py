@@ -58,7 +58,7 @@ def _listed(directory: str) -> list[str]:
 
 def check_disk_space(directory: str, saves: int, size: int, max_to_keep: int) -> None:
     """Raise UserError if the disk lacks room for `saves` checkpoints of `size` bytes each."""
-    # The disk holds one checkpoint more until the oldest is deleted, after the newest is written.
+    # The oldest checkpoint is deleted only after the newest is written: leave room for one more.
     count = max(0, min(saves, max_to_keep + 1) - len(_listed(directory)))
     free = storage.free_bytes(directory)
     if free < count * size:
@@ -98,7 +98,7 @@ def save(
         except BaseException:
             _delete(directory, {name} - set(before))
             raise
-        # An unlisted checkpoint that has a resume.json is from a killed run, and is deleted, too.
+        # Delete old checkpoints, and unlisted ones with a resume.json, which a killed run has left.
         _delete(directory, {*resumable(directory), *before} - set(keep))
     except OSError as e:
         need = f'it needs {size_of(tensors) >> 20} MiB'
@@ -127,14 +127,14 @@ def _digest(index: bytes, state: Any) -> str:
 
 
 def _commit(directory: str, keep: Sequence[str]) -> None:
-    """Replace the list of checkpoints by `keep`; readers of the list then find a new checkpoint."""
+    """Replace the list of checkpoints by `keep`; from then on, readers see the new checkpoint."""
     with storage.atomic_write(os.path.join(directory, LIST)) as (file,):
         file.write(format_checkpoint_file(keep))
 
 
 def _delete(directory: str, names: Collection[str]) -> None:
     """Delete the files of the checkpoints `names`, and partial files of killed processes."""
-    # Sorting puts resume.json last: while it exists, the next save finds what is left to delete.
+    # In sorted order, resume.json goes last, so that the next save finds half-deleted checkpoints.
     for file in sorted(os.listdir(directory)):
         match = FILE.fullmatch(file)
         if LEFTOVER.fullmatch(file) or (match and match[1] in names):

@@ -113,7 +113,7 @@ def import_for_good(module: str) -> Any:
 
 
 def _world_size(mpi: int | None) -> int:
-    """Return the launcher's number of ranks, or else `mpi`, or else the number of GPUs or 1."""
+    """Return the number of ranks: the launcher's, else `mpi`, else that of GPUs (at least 1)."""
     launch = launch_methods.current()
     if launch.decides_size:
         if mpi not in (None, launch.size):

@@ -105,7 +105,7 @@ def _print_sample(
 
 
 def given_queries(prompts: Sequence[str], path: str | None) -> list[Query]:
-    """Return `prompts` and the queries in the file `path`; error messages name `where` of each."""
+    """Return `prompts` and the queries in `path`, each with its origin for error messages."""
     found = []
     for text in prompts:
         found.append(Query(f'--prompt {text!r:.{SHOWN}}', text, {}))
@@ -168,7 +168,7 @@ def queries_of_data_set(
 def samples_of(
     rounds: Iterator[torch.Tensor], count: int | None, sampler: Sampler, comm: comms.Comm
 ) -> Iterator[dict[str, Any]]:
-    """Yield `count` samples of all ranks (None: endlessly), in the same order on every rank.
+    """Yield all ranks' samples, `count` in total (None: endless), in the same order on all ranks.
 
     Whole batches are sampled, so that a seed gives the same samples for each `count`.
     """

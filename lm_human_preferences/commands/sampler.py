@@ -115,7 +115,7 @@ class Source:
             return loading.load_judge(judge, encoding, self.settings.task)
         if self.run is None:
             if is_needed:
-                raise UserError('a model that no run trained has no reward: name one by --judge')
+                raise UserError('a model that no run trained has no reward: give --judge REWARD')
             return None
         try:
             source = source_of_run(self.settings, self.run, function)
@@ -192,7 +192,7 @@ class BestOfN(Policy):
         drawn = super().respond(rows, length, self.n * samples_per_query)
         rows, responses = rows.to(self.device), drawn['responses']
         given = {}
-        if isinstance(self.reward, FrozenReward):  # lets the head read each query only once
+        if isinstance(self.reward, FrozenReward):  # the states of a query are computed only once
             blocks = self.reward.blocks
             given['states'] = self.reward.reference.states(rows, responses, self.n, blocks)
         drawn |= self.score_fn(rows, responses, **given)[2]
@@ -255,7 +255,7 @@ class Sampler:
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def _scores(self, queries: torch.Tensor, responses: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return {'score': (batch,)}, NaN without a reward; a head's reward adds 'score_std'."""
+        """Return 'score' (batch,), NaN if there is no reward, and a reward head's 'score_std'."""
         if self.score_fn is None:
             return {'score': torch.full([len(queries)], math.nan)}
         return self.score_fn(queries.to(responses.device), responses)[2]

@@ -42,7 +42,7 @@ class Horovod:
         return lambda: self._wait(handle)
 
     def _wait(self, handle: int) -> None:
-        """Wait for a sum over ranks; raise RankLost at a timeout, which Horovod itself lacks."""
+        """Wait for a sum over ranks; raise RankLost after a time limit, as Horovod has no limit."""
         until = time.monotonic() + self.seconds
         while not self.hvd.poll(handle):
             if time.monotonic() > until:
@@ -66,10 +66,10 @@ def is_chosen(allreduce: str, family: Family | None) -> bool:
         return True
     if allreduce == 'horovod':
         raise UserError(
-            '--run.allreduce horovod: no Horovod is installed for this torch (with NCCL if there'
-            f' are GPUs) and {family.name if family else "a launcher without MPI"}: compile Horovod'
-            ' with `sh tools/horovod.sh` for MPICH, or `MPI=openmpi sh tools/horovod.sh` for Open'
-            ' MPI, and start the ranks with mpiexec of the same MPI; or give --run.allreduce auto'
+            '--run.allreduce horovod: no Horovod is installed for this torch and'
+            f' {family.name if family else "a launcher without MPI"}, with NCCL if there are GPUs:'
+            ' compile Horovod with `sh tools/horovod.sh` for MPICH, or `MPI=openmpi sh'
+            " tools/horovod.sh` for Open MPI; use that MPI's mpiexec, or give --run.allreduce auto"
         )
     return False
 

@@ -15,7 +15,7 @@ _FIRST_PORT, _PORT_COUNT = 10240, 20480
 # Environment variables of torch.distributed, set by torchrun, Azure ML and Kubernetes operators
 _TORCH_VARIABLES = ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
 TERMINAL = 'LMHP_TERMINAL'  # environment variable: whether the ranks' output goes to a terminal
-# Prefixes of variables of other launchers, which the ranks of our own mpiexec must not inherit
+# Ranks of our own mpiexec must not inherit other launchers' variables with these prefixes.
 _OF_OTHER_LAUNCHERS = ('OMPI_COMM_WORLD_', 'PMI_', 'PMIX_')
 # Options of mpiexec that start all ranks on this host, whatever hosts a batch system offers
 _HERE = ('-rmk', 'user', '-launcher', 'fork')
@@ -52,7 +52,7 @@ class Launch(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """Address of the ranks' key-value store. All keys begin with `job`, which restarts change."""
+    """Address of the ranks' key-value store. All keys begin with `job`, which a restart changes."""
 
     address: str
     port: int
@@ -82,7 +82,7 @@ def _by_torch() -> Launch:
     """Return the launch that torch.distributed's variables describe; UserError if invalid."""
     size, rank = _number('WORLD_SIZE'), _number('RANK')
     if rank >= size:
-        raise UserError(f'RANK must be below WORLD_SIZE, which is {size}, not {rank}')
+        raise UserError(f'RANK is {rank}, but must be below WORLD_SIZE, {size}')
     return Launch('torchrun', size, rank, family=None)
 
 

@@ -18,7 +18,7 @@ from lm_human_preferences.utils import stop_signals, streams
 from lm_human_preferences.utils.streams import error_line
 
 _PR_SET_PDEATHSIG = 1  # Linux's prctl option: the signal that a process gets when its parent ends
-PRINT_SECONDS = 0.5  # seconds to pass on a rank's output before the launcher ends all ranks
+PRINT_SECONDS = 0.5  # seconds in which the launcher forwards a rank's last output
 REPORT_SECONDS = 3  # seconds for another rank to report an error and read the run's files
 
 _clean_ups: list[Callable[[], object]] = []
@@ -35,7 +35,7 @@ def become_rank() -> None:
     stdout.reconfigure(line_buffering=True)
     terminal = os.environ.get(launch_methods.TERMINAL)
     if terminal is not None:
-        streams.mute_notes(True)  # the process that started mpiexec has printed the notes
+        streams.mute_notes(True)  # notes come from the process that started mpiexec
     if terminal == 'True':
         sys.stderr.isatty = lambda: True
         os.dup2(streams.STDERR, streams.STDOUT)  # one stream keeps lines and progress bars in order
@@ -97,7 +97,7 @@ def _end_all_ranks(error: BaseException, at_stop: Callable[[], None]) -> NoRetur
         is_lost = isinstance(error, meeting.RankLost)
         if is_lost:
             status, text = 1, f'error: rank {rank} has lost another: {error}'
-            time.sleep(PRINT_SECONDS)  # let the lost rank report first: its error may be the reason
+            time.sleep(PRINT_SECONDS)  # the lost rank reports first: its error may be the cause
         elif isinstance(error, UserError):
             status, text = 2, error_line(error)
         else:
@@ -105,7 +105,7 @@ def _end_all_ranks(error: BaseException, at_stop: Callable[[], None]) -> NoRetur
         is_reporter = meeting.is_reporter(is_lost=is_lost)
     if is_reporter and text:
         print(text, file=sys.__stderr__, flush=True)
-    # The launcher ends all ranks when one ends: leave the rank that reports time to print.
+    # The launcher ends all ranks when one ends, so the rank that reports needs time to print.
     time.sleep(PRINT_SECONDS if is_reporter else REPORT_SECONDS)
     _exit(status)
 

@@ -11,7 +11,7 @@ from lm_human_preferences.utils import student
 
 NORMAL_95 = 1.959963984540054  # 95 % of a standard normal distribution is within +- this number
 IMAGINED = 0.25  # weight of a pseudo-query that effective_answers adds; a real query weighs 1
-LEAST_EXPECTED = 5  # a chi-square test with fewer expected answers in a cell is too inexact
+LEAST_EXPECTED = 5  # least number of expected answers per cell for a chi-square test
 
 
 def krippendorff_alpha(answers: Sequence[Sequence[Value]], label_type: LabelType) -> float:

@@ -166,7 +166,7 @@ class TrainedModel:
         return architecture_of(self._adapted.savedir, n_vocab, changes)
 
     def scopes(self) -> list[str]:
-        """Return the scopes (name prefixes) of the checkpoint's networks without a reward head."""
+        """Return the scopes (name prefixes) of all saved networks that lack a reward head."""
         if self.is_random:
             return []
         weights = self.open_weights()
@@ -296,7 +296,7 @@ class TrainedModel:
 def architecture_of(
     directory: str | None, n_vocab: int, changes: Mapping[str, Any] = MappingProxyType({})
 ) -> Architecture:
-    """Return the architecture of the model in `directory`; None stands for the tiny model `test`.
+    """Return the architecture of the model in `directory`; for None, that of the tiny model `test`.
 
     n_vocab: number of tokens. changes: {setting: value} that override config.json.
     """

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from lm_human_preferences.policy import Policy
 
 KNOWN = 'mock'  # value of --rewards.trained_model for the reward of film reviews in known_reward.py
-RANDOM = 'test'  # value of --rewards.trained_model for a random network, which the run saves
+RANDOM = 'test'  # value of --rewards.trained_model for a random network; the run saves the network
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class RewardSource:
         return dataclasses.replace(POLICY_NETWORKS, **{self.role: scopes})
 
     def pinned(self, comm: Comm) -> Self:
-        """Return this source with the content of files, if any, that rank 0 reads for all ranks."""
+        """Let rank 0 read the source's files for all ranks; return the source with the content."""
         return self
 
     def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
@@ -77,7 +77,7 @@ class RewardSource:
     def for_evaluation(
         self, save_dir: str, encoding: Encoding, reference: Policy | None = None
     ) -> loading.FrozenRewardModel:
-        """Return the reward that a run learned from. reference: its initial policy, if loaded."""
+        """Return the reward that a run learned from. reference: the initial policy, if loaded."""
         return self._loaded(self.place_in(save_dir), encoding)
 
     def _loaded(
@@ -121,7 +121,7 @@ class KnownSource(RewardSource):
 
 @dataclasses.dataclass(frozen=True)
 class FunctionSource(RewardSource):
-    """A reward function of the user. code: content of the function's file; None before `pinned`."""
+    """A user's reward function. code: content of its file, or None until `pinned` reads it."""
 
     code: reward_function.Source | None = None
 
@@ -146,7 +146,7 @@ class FunctionSource(RewardSource):
 
 
 class ClassifierSource(RewardSource):
-    """A classifier for the library transformers. name: DIRECTORY or DIRECTORY#CLASS_NAME."""
+    """A reward from a transformers classifier. name: DIRECTORY or DIRECTORY#CLASS_NAME."""
 
     def elsewhere(self) -> list[str]:
         """Return the option that names the classifier; [] if its files are on this machine."""
@@ -160,7 +160,7 @@ class ClassifierSource(RewardSource):
 
 
 class SavedSource(RewardSource):
-    """Reward models that were trained before this run, or a random one."""
+    """Reward models that were trained before this run, or one model with random weights."""
 
     role = 'frozen'
 

@@ -15,13 +15,13 @@ LOCK = 'lock'  # file that names the process that is writing the run
 CHECKPOINTS = 'checkpoints'  # folder of checkpoints, inside a network's folder
 RESULTS = 'evaluation.json'  # file with the results of `evaluate`
 REPORT = 'report.html'
-# Files that `evaluate` and `report` write; they are uploaded, but not deleted with a run.
+# Files that `evaluate` and `report` write. They are uploaded, but stay when a run is deleted.
 EVALUATION = r'evaluation\.(json|png)|report\.html'
 SAMPLES = 'samples.jsonl'  # file with responses of the policy during its training
 LABELS = 'labels'  # folder of labels that are collected while a policy trains
 # Names of the files in every folder of labels, see labels/folder.py
 TASK, QUESTIONS, ANSWERS, USED = 'task.json', 'questions.jsonl', 'answers', 'used.jsonl'
-LABELLER = re.compile(r'[A-Za-z0-9_-]{1,32}')  # allowed name of a labeller, also used for files
+LABELLER = re.compile(r'[A-Za-z0-9_-]{1,32}')  # allowed name of a labeller (part of a file's name)
 _MEMBER = r'(?:_[1-9]\d*)?'  # suffix of the second and later reward models of an ensemble
 FUNCTION = 'reward_function.py'  # file with a copy of the user's reward function
 # Names of a tokeniser's files, which are copied beside the weights of a model
@@ -39,7 +39,7 @@ _ANSWERS = rf'{ANSWERS}/({LABELLER.pattern})\.jsonl'
 _TOKENISER = '|'.join(map(re.escape, TOKENISER_FILES))
 _LABEL_FILES = rf'({"|".join(map(re.escape, (TASK, QUESTIONS, USED)))}|{_ANSWERS}|{_TOKENISER})'
 ADAPTER = 'adapter.json'  # file with the base model and options of a network saved as adapters
-FROZEN_HEAD = 'frozen_head.safetensors'  # file of a reward model that is only a head
+FROZEN_HEAD = 'frozen_head.safetensors'  # file of a reward head on a frozen model
 # Pattern for the files that lie beside the weights of a network
 _MODEL_FILES = (
     rf'{re.escape(SIZES)}|config\.json|{re.escape(ADAPTER)}|encoding|{_TOKENISER}'
@@ -55,7 +55,7 @@ class CommandFiles:
     network: str
     events: str
     to_resume: str = CHECKPOINTS  # folder of the checkpoints from which a training resumes
-    more: str = ''  # pattern of names of files other than settings, events and networks
+    more: str = ''  # pattern for files besides settings, events and networks
     has_members: bool = False  # whether the command may train an ensemble
 
     @property
@@ -70,11 +70,11 @@ class CommandFiles:
 
     @property
     def settings(self) -> str:
-        """Return the name of the JSON file with the command's options, as in the original."""
+        """Return the original's name for the JSON file with the command's options."""
         return f'{self.command}_hparams.json'
 
     def pattern(self) -> str:
-        """Return a regular expression for all files that the command writes."""
+        """Return a regular expression for the paths of all files that this command writes."""
         member = _MEMBER if self.has_members else ''
         network = f'{self.network}{member}'
         files = [re.escape(self.settings), f'{network}/({_MODEL_FILES})']
@@ -121,7 +121,7 @@ def is_network(name: str) -> bool:
 
 
 def written_by(commands: Iterable[str], more: str = '') -> re.Pattern[str]:
-    """Return a pattern for the paths that `commands` write, followed by the pattern `more`."""
+    """Return a pattern for a path that `commands` write and, after the path, the pattern `more`."""
     patterns = [COMMANDS[command].pattern() for command in commands]
     return re.compile(rf'({"|".join([re.escape(RECORD), *patterns])}){more}')
 

@@ -24,7 +24,7 @@ OWN_REWARD = 'rewards.trained_model'  # the program sets this option to a run's 
 _GIVEN_FILES = ('task.query_dataset', OWN_REWARD)  # options whose files a resumed run reads again
 _MODEL_FILES = ('.json', '.safetensors')  # endings of the names of a model's files
 LENGTH = 'ppo.total_episodes'
-# Options that a resumed run may change, besides --run.serve.* and the paths of unchanged files.
+# A resumed run may change these options, --run.serve.*, and the path of an unchanged file.
 # tests/faults/test_resume_settings.py shows what changing an option of a resumed run does.
 MAY_CHANGE = {
     LENGTH,
@@ -57,7 +57,7 @@ def write(hparams: Training, directory: str, *, experiment: str | None, ranks: i
         digests[reward_function.NAME] = code.digest
         storage.write_bytes(os.path.join(directory, run_files.FUNCTION), code.text.encode())
     additions = hparams.additions()
-    # Record the options that the original lacks and that a resumed run keeps.
+    # Record the options that the original lacks, except those that each start of a run sets anew.
     settings = {name: additions[name] for name in additions if name not in OF_ONE_START}
     trainings: dict[str, hyperparams.HParams] = {hparams.command: hparams}
     about = {'experiment': experiment, 'ranks': ranks, 'digests': digests}
@@ -152,7 +152,7 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
         if same[option] != files[option]:
             raise UserError(f'{now[option]} has changed since this run began: restore it')
     may_change = MAY_CHANGE | read_again
-    if now.get('rewards.online') == 'on':  # the training's length sets when labels are collected
+    if now.get('rewards.online') == 'on':  # the training's length decides when labels are collected
         may_change -= {LENGTH}
     set_by_program = {'rewards.ensemble', _seed_of_ensemble(hparams)}
     for option in {**before, **now}:

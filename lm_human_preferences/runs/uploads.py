@@ -27,7 +27,7 @@ def fetch(url: str, directory: str, pattern: re.Pattern[str]) -> None:
     remote = [path for path in storage.listing(url) if pattern.fullmatch(path)]
     with_values = set()
     for path in filter(_is_list, remote):
-        # A run resumes from the last but one checkpoint if the last one was saved within a step.
+        # If the last checkpoint is from the middle of a step, a run resumes from the one before.
         with_values.update(_listed(path, storage.read_text(storage.join(url, path)))[-2:])
     # Download the record last, because a directory with a record counts as up to date.
     for path in sorted(remote, key=lambda path: path == RECORD):

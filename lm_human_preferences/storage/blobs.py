@@ -44,7 +44,7 @@ NOT_SILENT = 1 << 20  # size in bytes from which a download is announced
 
 
 def exists(path: str) -> bool:
-    """Return whether a local or remote file exists; offline, whether it is in the cache."""
+    """Return whether a local or remote file exists; offline, a remote file must be in the cache."""
     if not is_remote(path):
         return os.path.exists(path)
     try:
@@ -185,7 +185,7 @@ def _connected(path: str) -> Iterator[tuple[Blob, Context]]:
 
 @functools.lru_cache
 def _make_client(account: str, container: str) -> Context:
-    """Return a client with few retries and the user's proxy; it reads PUBLIC without credentials.
+    """Return a client with few retries and the user's proxy, anonymous for the account PUBLIC.
 
     An error of urllib3 says within seconds that the server cannot be reached.
     """

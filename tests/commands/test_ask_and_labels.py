@@ -130,7 +130,7 @@ def test_mistakes_of_ask_are_one_line(tmp_path):
     told = error(f'test {tmp_path}/f --judge mock')
     assert told == '--judge and --rewards.function need --best_of N'
     assert error(f'test {tmp_path}/f --best_of 2') == (
-        'a model that no run trained has no reward: name one by --judge'
+        'a model that no run trained has no reward: give --judge REWARD'
     )
     (tmp_path / 'notes.txt').write_text('x')
     assert 'is neither empty nor a folder of labels' in error(f'test {tmp_path}')

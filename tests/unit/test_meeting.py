@@ -68,7 +68,7 @@ def test_launch(monkeypatch, variables, launch, endpoint):
 @pytest.mark.parametrize(
     'variables, told',
     [
-        ('RANK=6', 'RANK must be below WORLD_SIZE, which is 6, not 6'),
+        ('RANK=6', 'RANK is 6, but must be below WORLD_SIZE, 6'),
         ('WORLD_SIZE=two', "WORLD_SIZE must be a whole number, not 'two'"),
         ('MASTER_PORT=99999', 'MASTER_PORT must be from 1 to 65535, not 99999'),
         ('MASTER_PORT=http', "MASTER_PORT must be a whole number, not 'http'"),

@@ -1,1 +1,1 @@
-"""Export reward models as transformers' classifiers, write their tokenisers, and check exports."""
+"""Export reward models, with tokenisers, as classifiers for transformers, and check exports."""

@@ -9,7 +9,7 @@ from lm_human_preferences.errors import UserError
 
 # Exported models are checked with this text, because every encoding has tokens for its words.
 QUERY, RESPONSE = 'the film was', ' good'
-TOLERANCE = 1e-3  # largest difference from the expected outputs, relative to the largest of them
+TOLERANCE = 1e-3  # largest allowed difference, as a fraction of the largest expected output
 
 
 def tokens_of(directory: str, text: Any, folder: str = '') -> list[int]:

@@ -35,7 +35,7 @@ SEED = 0
 
 def directory() -> str:
     """Return the model's directory in the cache; if it is missing, train the model first."""
-    # The weights depend on the code for texts, network and training.
+    # The model must be trained again when a module in these lists changes.
     texts = [sys.modules[__name__], reviews]
     network = [model, network_module, attention, gpt2_files]
     training = [optimizer, precision, core]

@@ -23,7 +23,7 @@ TOO_LONG, REFUSED = 'too_long', 'refused'
 
 
 class Contexts(ABC):
-    """Maker of contexts, the inputs of a policy, from queries of at most `query_length` tokens."""
+    """A policy's inputs (contexts), made from queries of at most `query_length` tokens."""
 
     def __init__(
         self, encoder: TokeniserEncoder, prefix: str, suffix: str, query_length: int
@@ -73,7 +73,7 @@ class WholeTexts(Contexts):
 
 
 class ChatTemplate(Contexts):
-    """Contexts in a tokeniser's chat template; UserError if the template is missing or fails."""
+    """Contexts formatted by a tokeniser's chat template; UserError if there is none or it fails."""
 
     def __init__(self, encoder: Encoder, prefix: str, suffix: str, query_length: int) -> None:
         if not isinstance(encoder, TokeniserEncoder):

@@ -57,7 +57,7 @@ class Run:
     upload: Callable[[], None] | None = None
 
     def plan(self) -> Plan:
-        """Freeze the settings, equal on all ranks, and return the plan made from them."""
+        """Give all ranks the same, fixed settings, and return the plan made from these settings."""
         pin(self.settings, self.comm)
         training = self.settings.reward_training
         if self.settings.policy is not None and training is not None:
@@ -131,7 +131,7 @@ class Run:
             run_record.write_labels(self.settings.run.directory, phase.command.command, about)
 
     def begin(self, phase: Training, initial_model: TrainedModel, seed: int | None) -> None:
-        """On rank 0, write the records of a training that begins."""
+        """Write a run's records at the beginning of a training, on rank 0."""
         run, network = phase.settings.run, phase.files.network
         if run.directory is None or self.comm.rank != 0:
             return
@@ -187,7 +187,7 @@ def pin(settings: Settings, comm: Comm) -> None:
     """Set the commits of hub models, the seeds and the ensemble size on all ranks to rank 0's."""
 
     def pinned() -> dict[str, Any]:
-        """Fetch the initial model's small files; return the settings that all ranks must share."""
+        """Fetch the initial model; return the settings that must be equal on all ranks."""
         found = pins(settings)
         if run_settings.INITIAL_MODEL in found:
             lm_tasks.initial_model(found[run_settings.INITIAL_MODEL]).fetch()
