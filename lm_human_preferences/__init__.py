@@ -1,4 +1,4 @@
-"""Fine-tuning language models from human preferences: OpenAI's release of 2019 in PyTorch."""
+"""Fine-tuning language models from human preferences: a PyTorch port of OpenAI's 2019 code."""
 
 import os
 

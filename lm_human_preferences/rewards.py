@@ -68,7 +68,7 @@ class Scorer(nn.Module):
         self.reward_bias = nn.Parameter(torch.zeros(()))
 
     def parameters_by_name(self) -> dict[str, nn.Parameter]:
-        """Return {name: parameter} of the network, and its gain and bias."""
+        """Return {name: parameter} of the network, and of the reward's gain and bias."""
         return {
             **self.model.own_parameters(),
             'reward_gain': self.reward_gain,
@@ -314,7 +314,7 @@ def reward_model_dir(path: str) -> str:
     train = errors.typed('./launch.py train_reward')
     raise OptionError(
         f'--rewards.trained_model {path} is not a reward model: neither this directory nor its'
-        f' reward_model/ has a file {run_files.SIZES}, and there is no sequence classifier of'
-        f' transformers: train a reward model with {train}, or give the policy/ of a run of'
-        ' train_policy, or the reward model named in the settings of that run'
+        f' reward_model/ has a file {run_files.SIZES} or a sequence classifier of transformers.'
+        f' Train a reward model with {train}, or give the policy/ folder of a train_policy run,'
+        ' or the reward model that the settings of that run name'
     )

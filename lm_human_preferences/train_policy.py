@@ -143,13 +143,13 @@ def _evaluate(hparams: HParams, *, has_trained: bool) -> None:
 
 
 def _warn_of_lost_steps(hparams: HParams) -> None:
-    """Warn of steps that are logged but not saved; UserError if their checkpoints are lost."""
+    """Warn of logged steps without a checkpoint; UserError if checkpoints must have been lost."""
     run = hparams.run
     if not run.resume or run.directory is None:
         return
     log = curves.read(run.directory, run_files.POLICY.events)
     steps = round(max(log.curves.get('elapsed/updates', {0: 0}).values()))
-    # A checkpoint is complete before the next one begins, and is begun before the next step.
+    # After 2 * save_interval steps, the second checkpoint has begun, so the first is complete.
     if steps > 2 * run_settings.as_recorded(hparams).run.save_interval:
         raise UserError(
             f'{run.save_dir} logged {steps} steps of the policy but has no checkpoints: restore'

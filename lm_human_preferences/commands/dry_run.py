@@ -35,7 +35,7 @@ _DEVICES = {'cpu': 'CPU', 'cuda': 'GPU'}
 def dry_run(
     settings: Settings, ranks: int, overwrite: bool, explicitly_set: Collection[str]
 ) -> list[str]:
-    """Check a training; return the lines to print. UserError if the training could not start."""
+    """Check whether training could start; return the lines to print. UserError if it could not."""
     phases.check_settings(settings, ranks)
     # `unchecked` lists the options whose files are not on this machine.
     unchecked = run_dir.prepare_run_dir(

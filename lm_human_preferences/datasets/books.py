@@ -45,7 +45,7 @@ def _passages(url: str, labels: str) -> Sequence[str | list[int]]:
             queries = _queries(labels)
     except storage.StorageError as e:
         raise storage.StorageError(
-            f'{e}; or name a .jsonl file of texts as --task.query_dataset'
+            f'{e}; alternatively, set --task.query_dataset to a .jsonl file of texts'
         ) from e
     announce(
         f'The data set books is not available ({unavailable}). Using the {len(queries)} queries of'

@@ -13,7 +13,7 @@ from lm_human_preferences.utils.core import MIN_TEMPERATURE, ceil_div, sample_fr
 
 MASK_COLUMNS = 16  # a mask with a multiple of 16 columns is not copied for attention on a GPU
 
-LEAVING = 0.2  # Ended rows are removed once they are 20 % of all rows, as removal copies the cache.
+LEAVING = 0.2  # smallest fraction of ended rows that is removed, as each removal copies the cache
 # Number of tokens between two checks for ended rows, by device; a check waits for the GPU.
 LOOK_EVERY = {'cpu': 1, 'cuda': 8}
 

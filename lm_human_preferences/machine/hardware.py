@@ -173,10 +173,10 @@ def release_freed_memory() -> None:
 
 
 def free_bytes(ranks: int) -> int:
-    """Return the bytes free on this process's GPU, or in the host's memory for each of `ranks`."""
+    """Return a rank's free bytes: on its GPU, or, without a GPU, its share of the host's memory."""
     if not torch.cuda.is_available():
         return available_memory() // ranks
-    # Empty PyTorch's cache, where an earlier training of a reward model has left its memory.
+    # Empty PyTorch's cache, which may hold memory from an earlier training of a reward model.
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info()[0]
 

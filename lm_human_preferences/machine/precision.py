@@ -22,7 +22,7 @@ _LARGEST_FLASH = 256  # largest size of a head that flash attention accepts
 Library = Literal['default', 'onednn']
 LIBRARIES = get_args(Library)
 ROUNDING = {'amx_bf16', 'bf16'}  # processor features with which oneDNN rounds to bf16
-# Networks up to this width are fastest on one thread with PyTorch's default library.
+# Networks up to this width are fastest on one thread with PyTorch's default matrix library.
 # With oneDNN, tiny networks take more time and memory, as each token count needs its own kernel.
 TINY_WIDTH = 128
 _matmul: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
@@ -35,11 +35,11 @@ class Kernels:
     library: Library = 'default'
     reduced: torch.dtype | None = None  # dtype of layers' products; None: the weights' dtype
     prepack: Callable[[torch.Tensor], torch.Tensor] | None = None  # operator that prepacks weights
-    # input row counts for which frozen weights are prepacked; if None, all weights always are
+    # input row counts for which frozen weights are prepacked; None: always prepack all weights
     prepacked_rows: range | None = None
     fuses_attention: bool = True
-    flash_attention: bool = False  # whether a GPU computes attention without padding, in bf16
-    deterministic: bool = False  # whether a GPU's gradients are the same to the bit in each run
+    flash_attention: bool = False  # whether a GPU's bf16 attention skips padding tokens
+    deterministic: bool = False  # whether a GPU computes bitwise reproducible gradients
     vocabulary_piece: int | None = None  # number of logits per row computed at once; None: all
 
 
@@ -49,7 +49,7 @@ _kernels = Kernels()
 def configure_for(
     n_embd: int, precision: str, library: Library | None = None, *, deterministic: bool = True
 ) -> None:
-    """Configure this process for a network of width `n_embd`; no `library` means the fastest."""
+    """Configure this process for a network of width `n_embd`. Default `library`: the fastest."""
     hardware.limit_alone()
     # Operations of a tiny network take microseconds, less than synchronising threads.
     if n_embd <= TINY_WIDTH and not hardware.threads_are_set():
@@ -75,10 +75,10 @@ def configure(
         # On an H100, cuDNN's planning takes 0.04 to 2.7 s for each sampled token.
         # Gradients of cuDNN's attention are NaN at some lengths (issue 196678 of PyTorch).
         torch.backends.cuda.enable_cudnn_sdp(False)
-        # Deterministic algorithms need CUBLAS_WORKSPACE_CONFIG, but no slow filling of new memory.
+        # Deterministic algorithms need CUBLAS_WORKSPACE_CONFIG.
         os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
         algorithms: Any = torch.utils.deterministic
-        algorithms.fill_uninitialized_memory = False
+        algorithms.fill_uninitialized_memory = False  # filling new memory is slow and unnecessary
         is_recent = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
         _kernels = Kernels(
             reduced=reduced,
@@ -136,7 +136,7 @@ def repeatable_gradients() -> Iterator[None]:
         if 'deterministic' not in str(e):
             raise
         raise UserError(
-            f'gradients of this model cannot be repeated to the bit ({e!s:.200}): set'
+            f'the gradients of this model are not bitwise reproducible ({e!s:.200}): set'
             ' --run.deterministic off'
         ) from e
     finally:

@@ -83,7 +83,7 @@ class Collection(Hook):
         self._wait(step)
         if self.schedule.is_trained_at(step):
             self._learn(step)
-        elif not self.retrainer.is_trained:  # a resumed run lacks its head: checkpoints omit heads
+        elif not self.retrainer.is_trained:  # Checkpoints do not contain reward heads.
             last = max(each for each in self.schedule.training_steps() if each < step)
             self.retrainer.train(self._labels_of(last), last)
 
@@ -109,8 +109,8 @@ class Collection(Hook):
         folder = os.path.join(str(run.directory), LABELS)
         raise UserError(
             f'--rewards.online.patience {self.patience:g}: the time to wait is over, but {missing}'
-            f' of {self.schedule.labels_at(step)} labels are still missing; step {step} is saved:'
-            f' answer questions by `{label_command(folder)}`, then continue by'
+            f' of {self.schedule.labels_at(step)} labels are still missing; step {step} is saved.'
+            f' Answer questions with `{label_command(folder)}`, then continue with'
             f' `{errors.typed("./launch.py resume", str(run.save_dir))}`'
         )
 
@@ -129,7 +129,7 @@ class Collection(Hook):
 
 
 class RunLabels:
-    """Folder of labels of an online run, on rank 0; `stack` closes its files and labelling page."""
+    """Label folder of an online run, on rank 0; `stack` closes the files and the labelling page."""
 
     def __init__(
         self, trainer: PPOTrainer, phase: TrainPolicy, seed: int, stack: contextlib.ExitStack
@@ -189,7 +189,7 @@ class RunLabels:
         return missing
 
     def learned_at(self, step: int) -> Labels:
-        """Return the labels to learn before `step`; used.jsonl records which answers were used."""
+        """Return labels to train on before `step`; used.jsonl records which answers were used."""
         before = self.used.get(step)
         lines = before['answers'] if before else self.folder.lines_read()
         folder = LabelFolder(self.folder.path, lines)
@@ -270,7 +270,7 @@ def collected(folder: LabelFolder) -> list[Answer]:
 def statistics(
     used: Mapping[str, Any], loss: float, prediction: Prediction | None
 ) -> dict[str, float]:
-    """Return TensorBoard statistics {name: number} of a reward model's training; names lack TAG."""
+    """Return statistics {name without TAG: number} of a reward model's training for TensorBoard."""
     found = {'model': used['model'], 'wanted': used['wanted'], 'labels': used['labels']}
     found['loss'] = loss
     if prediction is not None:
@@ -281,7 +281,7 @@ def statistics(
 
 
 def line(used: Mapping[str, Any], models: int, loss: float, prediction: Prediction | None) -> str:
-    """Return the console line about training a reward model; the run trains `models` of them."""
+    """Return the console line about training one of the run's `models` reward models."""
     found = (
         f'reward model {used["model"]} of {models}, before step {used["step"] + 1}:'
         f' {used["labels"]} labels ({used["wanted"]} wanted); loss {loss:.3f}'

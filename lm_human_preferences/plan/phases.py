@@ -100,7 +100,7 @@ class TrainReward:
 
 @dataclasses.dataclass(frozen=True)
 class FitHead(TrainReward):
-    """Fit of a head on frozen hidden states, which needs a single network and no training steps."""
+    """Fit of a head on frozen hidden states, with a single network and without training steps."""
 
     networks: ClassVar[Networks] = Networks(learning=(), frozen=('ref_policy',))
 
@@ -169,7 +169,7 @@ class Plan:
 
     @property
     def trainings(self) -> list[Training]:
-        """All trainings, in order."""
+        """Phases that train a model, in order."""
         return [*self.rewards, *filter(None, [self.policy])]
 
     @property
@@ -185,7 +185,7 @@ class Plan:
         return f'phases: {", then ".join(self.names)}'
 
     def memory_line(self, sizes: Sizes, ranks: int, free: int) -> str:
-        """Return a line about the memory that a rank needs; a warning if a rank surely has less."""
+        """Return a line about the memory that a rank needs: a warning if a rank surely has less."""
         device = default_device()
         needed = max(phase.memory(sizes, ranks, device) for phase in self.trainings)
         line = f'{needed / 1e9:.2f} GB of memory for each rank, which has {free / 1e9:.1f} GB'
@@ -276,7 +276,7 @@ def notes(settings: Settings) -> list[str]:
 
 
 def _precisions(settings: Settings) -> list[str]:
-    """Return the precision of a training, and that of its new reward model."""
+    """Return the precisions of the run and of the new reward model that it trains, if any."""
     found = [settings.run.precision]
     if settings.new_reward_model is not None:
         found.append(settings.new_reward_model.run.precision)

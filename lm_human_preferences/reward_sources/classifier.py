@@ -30,8 +30,8 @@ from lm_human_preferences.storage.schema import matches_schema
 from lm_human_preferences.utils.rendering import TemplateError, render
 
 BATCH = 16_384  # largest number of tokens in one forward pass
-# To score several texts, transformers needs a padding token: NO_TOKEN, if the model has none.
-# No token has the id NO_TOKEN, so transformers reads scores at the last tokens of all texts.
+# transformers needs a padding token to score several texts; a model without one gets NO_TOKEN.
+# transformers reads a score at the last token other than padding, and no token is NO_TOKEN.
 NO_TOKEN = -1
 MODEL_CLASS = 'AutoModelForSequenceClassification'
 MOST_LABELS = 10_000  # a config with more labels than this counts as damaged
@@ -144,9 +144,9 @@ def _class_of(config: Any, name: str | None, directory: str) -> int | None:
     if len(names) > 1 and name in names and config.problem_type != 'regression':
         return names.index(name)
     raise UserError(
-        f'{directory} has the outputs {", ".join(names[:20])}: name the class whose log odds are'
-        f' the reward by --rewards.class_name or as {directory}#{names[-1]} (a single output'
-        ' needs no class name)'
+        f'{directory} has the outputs {", ".join(names[:20])}: to choose the class whose log odds'
+        f' are the reward, set --rewards.class_name or write {directory}#{names[-1]} (a single'
+        ' output needs no class name)'
     )
 
 
@@ -157,7 +157,7 @@ def read_config(directory: str) -> Any:
     if not is_of_classifier(content):
         raise UserError(f'{path} does not describe a sequence classifier')
     if content.get('auto_map'):
-        raise UserError(f'{path}: the model has code of its own (auto_map), which is not run')
+        raise UserError(f'{path}: the model needs code of its own (auto_map); code is never run')
     if not matches_schema(content.get('num_labels', 1), range(1, MOST_LABELS + 1)):
         raise UserError(f'{path}: num_labels must be 1 to {MOST_LABELS}')
     as_saved = {key: value for key, value in _AS_SAVED.items() if key in content}

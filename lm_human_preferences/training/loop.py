@@ -45,7 +45,7 @@ class FailedElsewhere(Exception):
 
 
 class Hook(contextlib.AbstractContextManager):
-    """Hook of a training: a context around all steps, with methods called at each step."""
+    """Hook of `training_loop`: a context manager around all steps, with methods for each step."""
 
     def before_step(self, step: int) -> None:
         """Prepare the next step. step: number of steps done."""
@@ -145,7 +145,7 @@ class HealthMonitor(Hook):
         if not text or step < self.quiet_until.get(name, 0):
             return
         self.quiet_until[name] = step + REPEAT_AFTER
-        # TensorBoard shows indented text verbatim, and its steps count from 0.
+        # In TensorBoard, indented text is shown verbatim, and steps are counted from 0.
         self.trainer.logger.log_text(ALARMS, f'    {text}', step - 1)
         if self.mode == 'stop':
             self.checkpointer.save_on_error(self.trainer)

@@ -14,7 +14,7 @@ from lm_human_preferences.errors import os_errors_as
 from lm_human_preferences.utils import streams
 
 ALARMS = 'alarms'  # TensorBoard's tag for warnings about a training that goes wrong
-# Tags of responses' mean length in tokens, and of the fractions of ended and of valid responses
+# Tags of statistics of responses: mean length in tokens, fraction ended, and fraction valid
 LENGTH, ENDED, VALID = 'responses/length', 'responses/ended', 'responses/valid'
 _console = 'summary'  # value of --run.console
 
@@ -93,11 +93,11 @@ class Logger:
         self.first_step = step  # tells a running TensorBoard to drop its events from this step on
 
     def is_due(self, step: int) -> bool:
-        """Return whether this rank prints the numbers of `step`."""
+        """Return whether this rank prints the statistics of `step`."""
         return self.active and step % self.log_interval == 0
 
     def log(self, stats: Mapping[str, float], step: int, *, tag_prefix: str | None = None) -> None:
-        """Log {name: number} of `step`, counted from 0. tag_prefix: None for the logger's own."""
+        """Log {name: number} of `step`, counted from 0. Default tag_prefix: the logger's prefix."""
         prefix = self.tag_prefix if tag_prefix is None else tag_prefix
         if self.directory:
             named = {prefix + name: value for name, value in stats.items()}

@@ -56,7 +56,7 @@ def make_safe() -> None:
 
 
 def _escape_controls(stream: Any, *, has_bars: bool) -> None:
-    """Make `stream` escape control characters, as in \\x1b, since it may print untrusted text."""
+    """Make `stream` write control characters as escapes such as \\x1b: texts may be untrusted."""
     write = stream.write
 
     def write_escaped(text: str) -> int:
@@ -87,7 +87,7 @@ def closed_pipe_is_quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def lost_output_is_reported() -> Iterator[None]:
-    """If the block cannot write to standard output, warn and go on. A closed pipe is an error."""
+    """If the block cannot write to standard output, warn and go on; but raise for a closed pipe."""
     try:
         yield
     except OSError as e:
@@ -116,7 +116,7 @@ def discard(number: int) -> None:
 
 
 def _flush() -> None:
-    """Flush standard output before Python does, which would complain about a closed pipe."""
+    """Flush standard output before Python does: Python would complain about a closed pipe."""
     if sys.stdout.closed:
         return
     try:

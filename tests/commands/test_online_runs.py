@@ -208,7 +208,7 @@ def test_a_run_saves_and_ends_when_patience_runs_out(live, tmp_path, monkeypatch
     step = int(message.partition('step ')[2].partition(' ')[0])
     _, state = checkpoints.latest_resumable(str(directory / 'policy/checkpoints'))
     assert state['trainer']['step'] == step
-    assert message.endswith(f'then continue by `./launch.py resume {directory}`')
+    assert message.endswith(f'then continue with `./launch.py resume {directory}`')
     for path in (live / 'labels/answers').iterdir():  # people come back
         shutil.copy(path, directory / 'labels/answers')
     (directory / 'labels/used.jsonl').write_text(''.join(used))

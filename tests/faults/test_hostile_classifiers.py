@@ -107,7 +107,7 @@ def token_without_a_row(directory):
     'damage, told',
     [
         (config(architectures=['BertForMaskedLM']), 'does not describe a sequence classifier'),
-        (own_code, 'code of its own \\(auto_map\\), which is not run'),
+        (own_code, 'code of its own \\(auto_map\\); code is never run'),
         (code_of_the_tokeniser, 'its tokeniser cannot be read'),
         (config(hidden_size=32), r'bert\..* \(.*16.*\), the model needs \(.*32.*\)'),
         (config(id2label=None, num_labels=10**9), 'num_labels must be 1 to 10000'),

@@ -97,7 +97,7 @@ def test_a_class_gives_its_log_odds(tmp_path):
 
 @pytest.mark.parametrize('name', [None, 'fine'])
 def test_classes_that_are_not_there(classes, name):
-    with pytest.raises(UserError, match='has the outputs bad, good: name the class whose log odds'):
+    with pytest.raises(UserError, match='has the outputs bad, good: to choose the class whose log'):
         Classifier(classes, name)
 
 

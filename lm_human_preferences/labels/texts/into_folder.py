@@ -16,7 +16,7 @@ from lm_human_preferences.labels.texts.records import TextLabel, Tokens
 
 
 def as_asked(labels: Sequence[TextLabel], folder: LabelFolder) -> list[TextLabel]:
-    """Return `labels` with each question's samples in the order of its first occurrence.
+    """Return `labels`, each with its samples in the order of the question's first occurrence.
 
     UserError for an answer that is not on the folder's scale.
     """
@@ -53,7 +53,7 @@ def _moved(label: TextLabel, asked: Tokens, label_type: LabelType) -> TextLabel:
         places = []
         for name in label_type.samples:
             places.append(left.index(label.tokens[name]))
-            left[places[-1]] = []  # two samples with the same tokens get different places
+            left[places[-1]] = []  # two samples with the same tokens get different indices
         answer = label_type.moved(answer, places)
     return dataclasses.replace(label, answer=answer, tokens=asked)
 
@@ -66,7 +66,7 @@ def add_questions(
     kind: str = TRAIN,
     labellers: Callable[[int], int] | None = None,
 ) -> int:
-    """Add the questions that are new, and return their number; gold questions keep their answers.
+    """Add the new questions, with the answers of gold questions; return how many were added.
 
     source: recorded as the policy of each sample. labellers: function from the index of a new
     question to the number of people who should answer it; default: as many as have answered it.
@@ -107,7 +107,7 @@ def add_labels(labels: Sequence[TextLabel], writer: QuestionWriter, labeller: st
     given, repeated = _answers(labels, folder, labeller)
     with contextlib.ExitStack() as stack:
         writers = {}
-        # Existing labellers come first: if one of them is at work, new labellers get no file.
+        # Open existing labellers' files first: if one is in use, no new labeller's file is made.
         for name in sorted(given, key=lambda name: name not in folder.logs):
             writers[name] = stack.enter_context(Labeller(folder, name))
         added = add_questions(labels, writer, UNNAMED)
@@ -154,7 +154,7 @@ def _answers(
             labeller=name,
             question=id,
             value=label.answer,
-            order=tuple(range(len(label.samples))),  # imported samples were shown in no known order
+            order=tuple(range(len(label.samples))),  # the order that the labeller saw is unknown
             seconds=0.0,
             # A training takes the oldest labels first, so times increase in the order of the rows.
             time=now + 1e-6 * number,

@@ -99,7 +99,7 @@ def reset(network: nn.Module) -> None:
 @torch.no_grad()
 def reduce(network: Network) -> None:
     """Convert weights and biases of linear layers to bfloat16, as autocast would at each use."""
-    # The first run of a network checks the fast pass of rows.py; the check needs unrounded weights.
+    # Run the network before rounding, as its first forward pass tests the fast pass of rows.py.
     with precision.plain():  # prepacked copies of these weights would soon be out of date
         network.hidden(torch.zeros(1, 1, dtype=torch.int64))
     for layer in network.modules():

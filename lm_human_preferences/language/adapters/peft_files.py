@@ -26,12 +26,12 @@ from lm_human_preferences.language.networks.weights import (
 
 WEIGHTS = 'adapter_model.safetensors'
 PREFIX = 'base_model.model.'  # prefix of all tensor names in PEFT's files
-ROWS = 'token_adapter.trainable_tokens_delta'  # part of names of tensors that hold embedding rows
+ROWS = 'token_adapter.trainable_tokens_delta'  # found in names of tensors with embedding rows
 _TABLE = re.compile(
     rf'((?P<output>{OUTPUT_LAYER.pattern})|{EMBEDDING_LAYER.pattern})'
     r'\.((base_layer\.)?(?P<whole>weight)$)?'
 )
-SAVED = 'modules_to_save.'  # part of the tensor names in PEFT's second copy of an enlarged layer
+SAVED = 'modules_to_save.'  # PEFT saves enlarged layers twice, once with this in tensor names
 TOLERANCE = 1e-4  # largest change that merging may make to a logit, relative to the largest logit
 MOST_REPEATS = 5  # limit of repetitions in a regex for layer names; a regex with 8 can take 15 s
 _OF_PROMPTS = ('PROMPT_TUNING', 'MULTITASK_PROMPT_TUNING', 'P_TUNING', 'PREFIX_TUNING')

@@ -125,7 +125,7 @@ class AdaptedWeights(Weights):
 
 
 def merged(own: CheckpointWeights, directory: str, open_model: Callable[[str], Any]) -> Weights:
-    """Return a model's `own` weights; adapters are merged with the weights of their base model."""
+    """Return a model's weights `own`, after merging any adapters into the base model's weights."""
     of_base = read(directory)
     if of_base is None:
         return own

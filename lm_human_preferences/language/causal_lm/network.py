@@ -56,7 +56,7 @@ class TransformersNetwork(Network):
         super().__init__(sizes)
         self.causal_lm = causal_lm.eval()
         config = causal_lm.config
-        # A model that scales its logits by any other setting is refused by check_network.
+        # check_network refuses models that scale logits by options other than the two read here.
         scale = getattr(config, 'logit_scale', None)
         self.logit_scale = scale or 1 / getattr(config, 'logits_scaling', 1)
         self._layers = _checkpointed_layers(causal_lm)
@@ -71,7 +71,7 @@ class TransformersNetwork(Network):
         return self
 
     def outputs(self, tokens: torch.Tensor, positions: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Return the last layer's outputs; use rows.py if its outputs agree with transformers."""
+        """Return the last layer's outputs; use rows.py if rows.py agrees with transformers."""
         takes_rows = self._computes_by_rows()
         recomputes = self.gradient_checkpointing and torch.is_grad_enabled()
         for layer in self._layers:
@@ -127,7 +127,7 @@ class TransformersNetwork(Network):
 
     def takes_row_of(self, columns: int) -> bool:
         """Return whether several completions of a prompt may share a row of `columns` tokens."""
-        # The attention of some models, such as GPT-Neo, takes at most n_ctx columns of tokens.
+        # The attention of some models, such as GPT-Neo, accepts rows of at most n_ctx tokens.
         return columns <= self.sizes.n_ctx or self._computes_by_rows()
 
     def _computes_by_rows(self) -> bool:

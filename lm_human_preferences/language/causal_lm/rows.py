@@ -35,7 +35,7 @@ class LayerRows(Rows):
 
 
 class _StoppedError(Exception):
-    """Exception that stops a layer at its attention; it holds all tokens' keys and values."""
+    """Exception that stops a layer at its attention and holds the keys and values of all tokens."""
 
     def __init__(self, reason: str, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__(reason)
@@ -72,7 +72,7 @@ def outputs(
     positions: torch.Tensor,
     rows: Rows,
 ) -> torch.Tensor:
-    """Return hidden states (batch, length, n_embd); only those at `rows.read (batch, n)` if set."""
+    """Return hidden states (batch, length, n_embd), or those at `rows.read (batch, n)` if set."""
     unpadding = rows.unpadding
     h = model(
         input_ids=unpadding.unpad(tokens).unsqueeze(0),
@@ -146,7 +146,7 @@ def _attention(
     q, k, v = (each[0].transpose(0, 1).to(dtype) for each in (query, key, value))
     if rows.stops:
         keys, values = rows.keys_and_values(module.layer_idx, k, v)
-        raise _StoppedError('the last layer was stopped at its attention', keys, values)
+        raise _StoppedError('the last layer ended at its attention', keys, values)
     if rows.all_keys_values is not None:
         q = rows.unpadding.pad(q).transpose(1, 2)
         attended = attend(q, *rows.all_keys_values, attention_mask, scaling).flatten(0, 1)

@@ -64,7 +64,7 @@ def show_settings(hparams: policy_options.Training) -> None:
 
 
 def announce_next(*lines: str, **commands: str) -> None:
-    """Print `lines`, then {purpose: command} to try next; _ in a purpose is printed as a space."""
+    """Print `lines`, then the commands to try next, each after its purpose (_ becomes a space)."""
     if console_is('original'):
         return
     width = max(map(len, commands), default=0) + 1

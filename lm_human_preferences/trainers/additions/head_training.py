@@ -1,4 +1,4 @@
-"""Training, without steps, of reward models that are heads on frozen hidden states."""
+"""Fitting of reward models that are heads on frozen hidden states, without training steps."""
 
 import dataclasses
 import time
@@ -29,7 +29,7 @@ ROWS = 64  # number of responses in one forward pass
 
 
 def train(run: session.Run, phase: FitHead) -> Prediction | None:
-    """Fit a head, save it in the run directory; return its held-out accuracy, or None."""
+    """Fit and save a head; return its accuracy on held-out labels, or None without such labels."""
     settings, comm = phase.settings, run.comm
     with run.checkpointer(phase.files, max_to_keep=2) as checkpointer:
         initial_model = run.prepare(phase, checkpointer)
