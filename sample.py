@@ -31,8 +31,8 @@ def sample(settings: dict[str, Any]) -> None:
     is_run, is_model = (settings.get(name) is not None for name in ('save_dir', 'model'))
     if is_run == is_model or (is_run and any(name.startswith('task.') for name in settings)):
         raise UserError(
-            'give --save_dir, the directory of a run of train_policy such as'
-            ' /tmp/save/train_policy/NAME, or else --model, perhaps with options --task.NAME'
+            'give either --save_dir with a run of train_policy, such as'
+            ' /tmp/save/train_policy/first, or --model; options --task.NAME need --model'
         )
     if is_model:
         chat = user_settings.bindings(experiments.reward_experiments, 'chat', 'sample')
@@ -45,7 +45,7 @@ def sample(settings: dict[str, Any]) -> None:
         if settings.keys() & {'prompt', 'queries'}:
             task['task.query_dataset'] = 'test'  # a required option, unused if queries are given
         elif settings.get('task.query_dataset') is None:
-            raise UserError('give --model queries: --prompt, --queries or --task.query_dataset')
+            raise UserError('--model needs --prompt, --queries or --task.query_dataset')
         settings = {**task, **settings, 'task.policy.initial_model': settings['model']}
     options = SampleHParams()
     user_settings.override(options, settings)

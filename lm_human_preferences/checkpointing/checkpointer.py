@@ -45,7 +45,7 @@ def variables_of(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 class Checkpointer(contextlib.AbstractContextManager):
-    """Object that saves and resumes a trainer. Every rank has one, but only rank 0 writes.
+    """Object that saves and resumes a trainer. Each rank has a Checkpointer; only rank 0 writes.
 
     directory: local directory; None: nothing is saved. stop_timeout: seconds for the current step
     to end after a signal. after_save: called in the background after a checkpoint is complete.
@@ -258,7 +258,7 @@ def load(prefix: str, tensors: Mapping[str, torch.Tensor]) -> None:
     """Copy a checkpoint's values into `tensors`, by name; UserError if a dtype or shape differs."""
     bundle = Bundle(prefix)
     for name, tensor in tensors.items():
-        # A missing variable gets a complex dtype, which no tensor has, so that the error is raised.
+        # A missing variable is read as complex, which no tensor is, so that the check below fails.
         missing = 0j
         value = torch.from_numpy(np.array(bundle.get(name, missing)))
         if (value.dtype, value.shape) != (tensor.dtype, tensor.shape):

@@ -1,4 +1,4 @@
-"""The settings that a user gives or implies; all of them override an experiment's settings."""
+"""Settings that users give, and what follows from them; all override an experiment's settings."""
 
 import copy
 import dataclasses
@@ -21,7 +21,7 @@ from lm_human_preferences.utils.combos import Trial
 from lm_human_preferences.utils.hyperparams import group_class, members, value_of
 from lm_human_preferences.utils.streams import note
 
-_NAMES = {*registry.DATASETS, 'mock', 'test'}  # names that are never read as paths
+_NAMES = {*registry.DATASETS, 'mock', 'test'}  # values of path options that always are names
 _RUNS = 'az://openaipublic/lm-human-preferences/runs'
 _PUBLISHED = ('sentiment', 'descriptiveness', 'cnndm', 'tldr')
 # Options of the policy that also apply to a new reward model unless set for it separately

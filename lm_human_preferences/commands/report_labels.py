@@ -62,7 +62,7 @@ def _export(folder: LabelFolder, without: Collection[str], path: str, form: str)
     label_type, encoding = folder.label_type, folder.encoding()
     if form != TOKENS:
         written = [token_ids.as_texts(each, label_type, encoding, folder.path) for each in written]
-    elif encoding.name.startswith(tokenisers.PREFIX):  # each label of token ids names its tokeniser
+    elif encoding.name.startswith(tokenisers.PREFIX):  # exported token ids name their tokeniser
         written = [{**label, token_ids.FIELD: encoding.name} for label in written]
     if form == PREFERENCES:
         written = list(token_ids.preferences(written, label_type))

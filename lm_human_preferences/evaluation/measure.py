@@ -30,7 +30,7 @@ RewardModels = dict[str, rewards.ScoringModel]
 
 
 class Models(NamedTuple):
-    """Models of a run, and its task; the first of `rewards` is the reward of the training."""
+    """Models of a run, and the run's task; the policy was trained on the first of the `rewards`."""
 
     policy: Policy
     reference: Policy
@@ -39,7 +39,7 @@ class Models(NamedTuple):
 
 
 class Responses(NamedTuple):
-    """Log-probabilities and {reward name: scores} of all or of sampled responses to each query.
+    """Log-probabilities and {reward name: scores} of responses, which are all possible or sampled.
 
     Tensors are (queries, responses).
     """
@@ -61,7 +61,7 @@ def load_models(save_dir: str, source: RewardSource, judge: str | None = None) -
 
 
 def load_policies(save_dir: str, task: lm_tasks.TaskHParams) -> tuple[Policy, Policy]:
-    """Return the policy and the reference of a run."""
+    """Return the policy and the reference policy of a run."""
     policies = []
     for scope in ('policy', 'ref_policy'):
         model = trained_models.TrainedModel(scope, storage.join(save_dir, 'policy'), scope)
@@ -158,7 +158,7 @@ def _all_scores(
 
 
 def sample_many(models: Models, queries: torch.Tensor, samples: int, batch_size: int) -> Responses:
-    """Sample responses to `queries (queries, query_length)` from both models, and score them.
+    """Sample and score responses of policy and reference to `queries (queries, query_length)`.
 
     Each query gets 2 * `samples` responses, the reference's first. Their log-probabilities are
     those of optimum.mixture.
@@ -212,7 +212,7 @@ def can_enumerate(models: Models) -> bool:
 def measure(
     models: Models, queries: torch.Tensor, kl_coef: float | None, samples: int, batch_size: int
 ) -> dict[str, Any]:
-    """Return the results of an evaluation on `queries (queries, query_length)`, for JSON.
+    """Return, as JSON values, the results of an evaluation on `queries (queries, query_length)`.
 
     samples: number of responses to sample from each model to each query, unless can_enumerate.
     """

@@ -18,7 +18,7 @@ BATCH = 64  # number of labels that are scored at a time
 
 
 def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict[str, Any]:
-    """Return the accuracy of the reward model of `run` on labels, for JSON.
+    """Return, as JSON values, the accuracy with which the reward model of `run` predicts labels.
 
     'held_out': on labels that the model's training held out; 'trained_on': on all other training
     labels; 'comparisons': on labels that compare two policies, which no model learns from. Each is

@@ -16,13 +16,13 @@ from lm_human_preferences.utils.hyperparams import option, own_option
 from lm_human_preferences.utils.option_checks import ceil_div, check_multiple
 
 _IS_FUNCTION = re.compile(r'.+\.py:[^\W\d]\w*')
-_LEAST_TO_WHITEN = 8  # minimum number of responses in a minibatch whose rewards are whitened
+_LEAST_TO_WHITEN = 8  # smallest minibatch, in responses, in which rewards are whitened
 MOST_KL_ERROR = 0.2  # relative error of the KL divergence above which kl_coef changes no faster
 MOST_PESSIMISM = 100  # maximum of --rewards.pessimism; above it, uncertainty would outweigh scores
 NEW_MODEL = 'rewards.train_new_model'
 Experiments = Mapping[str, Mapping[str, Any]]  # options of each experiment, by COMMAND/EXPERIMENT
 OF_ONE_START = ('run.resume', 'run.console')  # options that each start of a run sets anew
-# Options that the program sets itself: directories, and the new reward model's copy of the task
+# Options that the program sets itself: directories, and the new reward model's task (a copy)
 NOT_DECIDED = ('run.save_dir', f'{NEW_MODEL}.run.save_dir', f'{NEW_MODEL}.task')
 
 
@@ -123,7 +123,7 @@ class RewardHParams(hyperparams.HParams):
         return self.ensemble or 1
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that there is exactly one reward, and that `online` has a new reward model."""
+        """Check that exactly one reward is given, and a new reward model if `online` is on."""
         trained, new = self.trained_model, self.train_new_model
         yield self.online and new is None, '{online} needs {train_new_model} on'
         yield (
@@ -135,7 +135,7 @@ class RewardHParams(hyperparams.HParams):
             '{trained_model=} is a function of your own: give it as {function}',
         )
         yield self.class_name and trained is None, '{class_name=}: give {trained_model} DIRECTORY'
-        # If `trained_model` names the model that `train_new_model` trained, the two are one reward.
+        # If `train_new_model` trains the model named by `trained_model`, both mean the same reward.
         run_dir = None if new is None else new.run.save_dir
         is_own = run_dir is not None and trained == storage.join(run_dir, 'reward_model')
         rewards = [self.function, None if is_own else trained, new]
@@ -218,7 +218,7 @@ class HParams(hyperparams.HParams):
         adaptive, size = self.rewards.adaptive_kl, self.ppo.batch_size
         if adaptive is None or self.rewards.kl_coef == 0:
             return
-        # The default horizon is accepted for a single step, which never adapts the KL coefficient.
+        # A run of one step never adapts the KL coefficient, and so may keep the default horizon.
         is_used = self.ppo.nupdates > 1 or adaptive.horizon != AdaptiveKLParams.horizon
         yield (
             is_used and adaptive.horizon <= MOST_KL_ERROR * size,
@@ -248,7 +248,7 @@ class HParams(hyperparams.HParams):
 
     @property
     def commands(self) -> list[str]:
-        """Names of the training commands whose files this run writes; the run's command is last."""
+        """Names of the training commands whose files this run writes; its own command is last."""
         model = self.new_reward_model
         if model is None or (self.rewards.online and not model.is_head):
             return [self.command]  # the policy's checkpoints include online reward models
@@ -285,7 +285,7 @@ Training = HParams | reward_options.CommandHParams  # settings of a command that
 
 
 def decided(hparams: hyperparams.HParams) -> dict[str, Any]:
-    """Return {option: value} of all settings that users choose, 'on' or 'off' for a group."""
+    """Return {option: value} of settings that users choose; a group's value is 'on' or 'off'."""
     found = {}
     for name, f, value in hyperparams.settings(hparams):
         if name.startswith((*OF_ONE_START, *NOT_DECIDED)):

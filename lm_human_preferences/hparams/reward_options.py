@@ -21,7 +21,7 @@ COLLECTED = 'online'  # value of --labels.source for labels collected while the 
 CONSOLES = ('summary', 'original')
 TOO_LONG = ('refuse', 'cut', 'skip')
 PRECISIONS = ('fp32', 'tf32', 'bf16')
-MOST_AT_A_TIME = 1_000_000  # maximum number of responses in a batch; no memory holds many more
+MOST_AT_A_TIME = 1_000_000  # maximum number of responses in a batch; no machine has memory for more
 MOST_MEMBERS = 100  # maximum number of reward models in an ensemble
 LONGEST_TIMEOUT = 10_000_000  # maximum of each timeout option, in seconds (115 days)
 
@@ -105,7 +105,7 @@ class RunHParams(hyperparams.HParams):
 
 @dataclass
 class CommandRunHParams(RunHParams):
-    """Options that a command has once, so not again for the new reward model of `train_policy`."""
+    """Options of a whole command; `train_policy` has no second set for its new reward model."""
 
     resume: bool = own_option(False, 'continue from the latest checkpoint, if there is one')
     console: str = own_option(

@@ -118,7 +118,7 @@ class Prediction:
     """Measured agreement between a reward model's predictions and labels."""
 
     labels: int
-    queries: int  # number of groups of labels with the same query, or else with shared responses
+    queries: int  # number of groups of labels with the same query, see _subjects
     accuracy: float | None  # fraction of labels predicted right; None for ratings
     effective: float  # equivalent number of independent labels, see agreement.effective_answers
     chance: float | None  # accuracy that guessing would have

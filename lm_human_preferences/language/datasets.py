@@ -147,7 +147,7 @@ class Dataset:
         return usage, True
 
     def _texts(self, rules: QueryRules) -> Iterator[str] | Iterator[str | list[int]]:
-        """Return the texts of a split; the query of a text in a user's file decides the split.
+        """Return the texts of a split; in a user's file, texts with the same query share a split.
 
         The query of an uncut text is the text itself here, even if its tokens decode differently.
         """

@@ -91,7 +91,7 @@ def read_run(path: str) -> Run | None:
 
 
 def _labels(run: Run) -> tuple[LabelFolder | None, dict[str, Any], list[dict[str, Any]]]:
-    """Return (folder of labels, report on the folder, comparisons of the policy with others)."""
+    """Return (folder of labels, report on the folder, comparisons with other policies)."""
     path, found = run.labels.get('source'), []
     if path == reward_options.COLLECTED:
         path = storage.join(run.directory, run_files.LABELS)

@@ -36,14 +36,14 @@ from lm_human_preferences.utils import stop_signals
 
 SHOWN = 200  # number of characters shown of an exception's message
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-# Names of responses are refused for the first parameter, and names of queries for the second.
+# Names that a function's first parameter (_OF_RESPONSES) or second (_OF_QUERIES) must not have.
 _OF_RESPONSES = ('responses', 'response', 'completions', 'completion')
 _OF_QUERIES = ('queries', 'query', 'prompts', 'prompt')
 _NO_NUMBERS = np.empty(0, dtype=object)
 
 
 class FunctionScorer(TextScorer):
-    """Reward by the function in `source`, whose file runs at once; UserError if the file fails."""
+    """Reward by the function in `source`. __init__ runs the file; UserError if the file fails."""
 
     def __init__(self, source: Source) -> None:
         self.name = source.name
@@ -215,7 +215,7 @@ def _apart() -> Iterator[None]:
 
 
 def _let_children_import(name: str, text: str, path: str) -> None:
-    """Write a function's file as a module that spawned processes can import from sys.path."""
+    """Write a reward function's code as a module on sys.path, to be imported by child processes."""
     module = f'__file__ = {path!r}\nexec(compile({text!r}, __file__, "exec"))\n'
     folder = _folder_of_modules()
     pathlib.Path(folder, f'{name}.py').write_text(module, encoding='utf-8')

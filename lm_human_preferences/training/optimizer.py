@@ -70,7 +70,7 @@ class Adam:
     def _state_of(
         self, parameter: torch.Tensor, steps: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return a parameter's update count, which begins with `steps`, and its two moments."""
+        """Return a parameter's update count (`steps` for a new parameter) and its two moments."""
         if parameter not in self.state:
             self.state[parameter] = (
                 torch.tensor(float(steps), device=parameter.device),

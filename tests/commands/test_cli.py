@@ -201,8 +201,8 @@ def test_names_that_leave_the_folder_of_runs(name, started):
 
 MISTAKES_OF_SAMPLING = """
 sample
-    give --save_dir, the directory of a run of train_policy such as /tmp/save/train_policy/NAME, or
-    else --model, perhaps with options --task.NAME
+    give either --save_dir with a run of train_policy, such as /tmp/save/train_policy/first, or
+    --model; options --task.NAME need --model
 sample --save_dir x --prompt \udcff
     --prompt must be texts (str), got ('\\udcff',)
 sample --save_dir x --output az://a/b/c.jsonl
@@ -212,7 +212,7 @@ sample --save_dir x --batch_size 2_000_000
 sample --save_dir x
     --save_dir x is not a run of train_policy: it has no train_policy_hparams.json
 sample --model x
-    give --model queries: --prompt, --queries or --task.query_dataset
+    --model needs --prompt, --queries or --task.query_dataset
 """
 
 

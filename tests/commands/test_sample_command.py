@@ -235,7 +235,7 @@ def mistake(run, *words):
         (['--prompt', 'film ' * 50], f"--prompt '{'film ' * 11}film has 50 tokens, but the"),
         (['--savescope', 'polcy'], '--savescope polcy: the checkpoint in RUN/policy has policy'),
         (['--queries', 'RUN/nothing.jsonl'], '--queries RUN/nothing.jsonl: no such file'),
-        (['--task.query_length', '3'], 'give --save_dir, the directory of a run of train_policy'),
+        (['--task.query_length', '3'], 'give either --save_dir with a run of train_policy, such'),
         (['--output', 'RUN'], '--output RUN exists already: give another name'),
     ],
 )

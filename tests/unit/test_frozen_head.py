@@ -369,8 +369,8 @@ def test_files_that_were_not_written_here_are_damaged(saved):
     [
         ({'weight': lambda weight: weight * math.nan}, {}, 'the tensor weight must hold finite'),
         ({'known': lambda known: known[:, 1:]}, {}, 'the tensor known has the wrong shape'),
-        ({'scale': torch.zeros_like}, {}, 'the head must have positive scales'),
-        ({'doubt': torch.neg}, {}, 'the head must have positive scales'),
+        ({'scale': torch.zeros_like}, {}, 'the tensor scale must be positive; doubt'),
+        ({'doubt': torch.neg}, {}, 'the tensor scale must be positive; doubt'),
         ({}, {'probe': [[0.5]]}, 'the metadata of the head must have a valid initial_model, task'),
         ({}, {'task': {'policy': 5}}, '--query_length must be given'),
     ],

@@ -128,7 +128,7 @@ def test_a_saved_model_has_its_tokeniser_with_it(tmp_path):
     assert moved.get_encoder().decode(moved.get_encoder().encode('dog.')) == 'dog.'
     assert moved.get_encoder().own.chat_template == 'y'
     write_words(run, ['a'])
-    with pytest.raises(UserError, match=f'is tokenizer-.*, not {encoding.name}: restore the file'):
+    with pytest.raises(UserError, match=f'encoding tokenizer-.*, not {encoding.name}: restore'):
         TrainedModel(str(run)).encoding  # noqa: B018
 
 

@@ -1,4 +1,4 @@
-"""Command `score`: score texts by a run's reward model, normalised as in its training."""
+"""Command `score`: score texts by a run's reward model, with scores normalised as in training."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Server of the labelling page, in a thread of its own: its routes, and the checks of requests."""
+"""Routes of the labelling page, checks of requests, and the server, which runs in a thread."""
 
 import asyncio
 import base64
@@ -36,7 +36,7 @@ from lm_human_preferences.labels.page.service import LabellingService
 from lm_human_preferences.storage.schema import matches_schema
 
 MOST_CONNECTIONS = 200
-BACKLOG = 64  # connections accepted before one is served; below MOST_CONNECTIONS, so none is closed
+BACKLOG = 64  # most connections accepted at once; below MOST_CONNECTIONS, so that none is closed
 GRACE_SECONDS = 3  # seconds that a stopping server waits for unfinished replies
 MOST_BYTES = 64 * 1024  # largest body of a request, in bytes
 POLL_SECONDS = 0.1  # time between two checks whether the server is stopping
@@ -132,7 +132,7 @@ class LabelServer(contextlib.AbstractContextManager['LabelServer']):
 
 
 def page_and_headers() -> tuple[str, dict[str, str]]:
-    """Return page.html, and HTTP headers with which only its own script and style may run."""
+    """Return page.html, and HTTP headers that allow no script or style but those in the page."""
     html = Path(__file__).with_name('page.html').read_text(encoding='utf-8')
     policy = POLICY
     for tag in ('script', 'style'):

@@ -40,7 +40,7 @@ def preference(record: Mapping[str, Any], where: str) -> tuple[str, tuple[str, s
     shared = _common_length(_comparable(chosen[:-1]), _comparable(rejected[:-1]))
     for dialogue in (chosen, rejected):
         if len(dialogue) > 1 and dialogue[shared]['role'] == USER:
-            raise UnusableError(f'{where}: the answers follow different messages of the user')
+            raise UnusableError(f'{where}: the two answers reply to different user messages')
         if len(dialogue) > 1 and dialogue[-1]['role'] == USER:
             raise UserError(f'{where}: a dialogue ends with a turn of the user, which is no answer')
     query = _query(record, chosen[:shared], where)
@@ -69,7 +69,7 @@ def _split_transcripts(
     same = chosen[: _common_length(chosen, rejected)]
     turn = same.rfind(ASSISTANT)
     if turn <= same.rfind(HUMAN):
-        raise UnusableError(f'{where}: the answers follow different messages of the human')
+        raise UnusableError(f'{where}: the two answers reply to different Human turns')
     end = turn + len(ASSISTANT)
     return messages.after_system(record, chosen[:end], where), (chosen[end:], rejected[end:])
 

@@ -1,4 +1,4 @@
-"""Files of GPT-2: model sizes, and names and shapes of tensors in the original's checkpoints."""
+"""Files of GPT-2: model sizes, and tensors' names and shapes in the 2019 program's checkpoints."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from lm_human_preferences.language.networks.scopes import Sizes
 from lm_human_preferences.training.optimizer import BETAS
 from lm_human_preferences.utils.hyperparams import note_unknown, option
 
-_MOMENTS = {'/mean': '/adam', '/square': '/adam_1'}  # {our suffix of Adam's moment: TensorFlow's}
+_MOMENTS = {'/mean': '/adam', '/square': '/adam_1'}  # {our suffix of a moment: TensorFlow's}
 _REWARD_NORM = {'reward_gain': 'reward_norm/gain', 'reward_bias': 'reward_norm/bias'}
 _COUNTS = {
     'ppo/step': 'global_step',
@@ -93,7 +93,7 @@ def _parameter_name(name: str) -> str:
 
 @dataclass
 class HParams(Sizes):
-    """Sizes of a GPT-2 model in its file; dropout rates are read and written, but not used."""
+    """Sizes of a GPT-2 model, as in hparams.json; dropout rates are read and written, not used."""
 
     embd_pdrop: float = option(0.1, 'dropout of the embeddings')
     attn_pdrop: float = option(0.1, 'dropout of the attention')
@@ -109,7 +109,7 @@ class HParams(Sizes):
         return self.n_layer * of_a_block + (self.n_vocab + self.n_ctx + 2) * self.n_embd
 
     def validate(self) -> None:
-        """Check sizes, parameter count, and that n_head divides n_embd; TypeError or ValueError."""
+        """Raise TypeError or ValueError for sizes that are wrong, too large or inconsistent."""
         super().validate()
         if any(isinstance(value, bool) for value in vars(self).values()):
             raise TypeError('sizes must be numbers, not true or false')

@@ -1,4 +1,4 @@
-"""Kinds of models, found without torch: OpenAI's releases by name, others by their directories."""
+"""Kinds of models, told apart without torch: OpenAI's releases by name, others by their files."""
 
 from typing import Any
 
@@ -59,7 +59,7 @@ def is_classifier(directory: str) -> bool:
     if storage.is_remote(directory) and not storage.is_hub(directory):
         return False
     if is_model(directory):
-        return False  # no model that this program or the original saves is a classifier
+        return False  # neither this program nor the 2019 program saves classifiers
     path = storage.join(directory, CONFIG_FILE)
     return storage.exists(path) and is_of_classifier(storage.read_json(path))
 

@@ -27,7 +27,7 @@ OUTPUT_LAYER = re.compile(r'(.*\.)?(lm_head|embed_out)')
 
 
 class Weights(ABC):
-    """Weights in files of any format, of one or more networks; our parameter names are the keys."""
+    """Weights of one or more networks, read by our parameter names from files of any format."""
 
     path: str
 
@@ -36,7 +36,7 @@ class Weights(ABC):
 
     @abstractmethod
     def name_of(self, name: str) -> str:
-        """Return the files' name for our parameter `name`, even if the files lack the parameter."""
+        """Return what the files call our parameter `name`, even if the parameter is not in them."""
 
     @abstractmethod
     def load(self, name: str, parameter: torch.Tensor) -> None:
@@ -52,7 +52,7 @@ class Weights(ABC):
 
 
 class CheckpointWeights(Weights):
-    """Weights in the latest checkpoint of `directory`, local or remote, or of its checkpoints/."""
+    """Weights in the latest checkpoint in a local or remote `directory` or in its checkpoints/."""
 
     def __init__(self, directory: str, names: VariableNames, embedding: str = EMBEDDING) -> None:
         self._bundle = open_bundle(directory)

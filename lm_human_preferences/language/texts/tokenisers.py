@@ -179,8 +179,8 @@ def find(name: Any, directory: str) -> Encoding:
     encoding = read(directory)
     if encoding.name != name:
         raise UserError(
-            f'{storage.join(directory, TOKENISER)} is {encoding.name}, not {name:.80}: restore the'
-            ' file that was there'
+            f'{storage.join(directory, TOKENISER)} defines the encoding {encoding.name}, not'
+            f' {name:.80}: restore the original file'
         )
     return encoding
 
@@ -204,7 +204,7 @@ def read(directory: str) -> TokeniserEncoding:
 
 
 def encoding_of_adapter(directory: str, of_base: Encoding) -> Encoding:
-    """Return the encoding of an adapter's own tokeniser if it has one, else its base model's."""
+    """Return the encoding of an adapter's own tokeniser, or `of_base` if the adapter has none."""
     beside = _files_in(directory, run_files.TOKENISER_FILES)
     if TOKENISER not in beside:
         return of_base
@@ -314,7 +314,7 @@ def without_prefix_space(rules: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bare(rule: Any) -> Any:
-    """Return a tokeniser's rule, changed to put no space before texts; None to omit the rule."""
+    """Return a tokeniser's rule without a space before texts, or None to drop the whole rule."""
     if not isinstance(rule, dict):
         return rule
     bare = dict(rule)
@@ -340,7 +340,7 @@ def _ends_in(path: str | None, n_vocab: int) -> list[int]:
 
 
 def for_people(encoder: Encoder, is_chat: bool | None) -> Encoder:
-    """Return `encoder`, or for the task of a chat one whose decoded texts lack special tokens."""
+    """Return `encoder`; for a chat, return an encoder whose decoded texts lack special tokens."""
     return encoder.without_special_texts() if is_chat else encoder
 
 

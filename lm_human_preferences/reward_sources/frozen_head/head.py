@@ -17,8 +17,8 @@ from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.runs.run_files import FROZEN_HEAD
 from lm_human_preferences.storage.schema import matches_schema
 
-ABOUT = 'about'  # metadata key of the JSON about a head's model and task
-DIGEST = 'sha256'  # key of the checksum in the JSON about a head
+ABOUT = 'about'  # metadata key whose value is JSON about a head's model and task
+DIGEST = 'sha256'  # key of the checksum within the JSON value of ABOUT
 # Reading a damaged head file may raise any of these errors.
 WRONG = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 # Hidden states are read at these fractions of the model's depth, chosen in docs/real-run.md.
@@ -28,7 +28,7 @@ SMALLEST_DEVIATION = 1e-6  # features or scores with a smaller deviation count a
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """Linear head on z = (features - mean) / scale, with the uncertainty of its scores.
+    """Linear head on z = (features - mean) / scale that gives scores and their standard deviations.
 
     A score is z . weight + bias. Its standard deviation is doubt * sqrt(|z|^2 - |known z|^2): the
     prior's deviation, doubt * |z|, reduced by what labels have shown. mean, scale, weight:
@@ -69,7 +69,7 @@ class Head:
         return Head(**{name: each.to(device, torch.float32) for name, each in vars(self).items()})
 
     def save(self, directory: str, about: Mapping[str, Any]) -> None:
-        """Write the head's file into `directory`. about: record of its model and task."""
+        """Write the head's file into `directory`. about: record of the head's model and task."""
         from safetensors.torch import save
 
         tensors = {name: each.float().contiguous() for name, each in vars(self).items()}
@@ -79,7 +79,7 @@ class Head:
 
 
 def _digest(tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a head's tensors together with `about`, the head's record."""
+    """Return one SHA-256 digest of both a head's tensors and `about`, the head's record."""
     digest = hashlib.sha256(json.dumps(about).encode())
     for name in sorted(tensors):
         digest.update(tensors[name].cpu().numpy().tobytes())
@@ -168,4 +168,4 @@ def _check(head: Head, about: Mapping[str, Any]) -> None:
         if tensor.dtype != torch.float32 or not tensor.isfinite().all():
             raise ValueError(f'the tensor {name} must hold finite float32 numbers')
     if (head.scale <= 0).any() or head.doubt < 0 or head.usual < 0:
-        raise ValueError('the head must have positive scales and no negative deviations')
+        raise ValueError('the tensor scale must be positive; doubt and usual must be at least 0')

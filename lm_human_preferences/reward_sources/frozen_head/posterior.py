@@ -118,7 +118,7 @@ def posterior(problem: Problem, strength: float) -> dict[str, torch.Tensor]:
     known = directions[is_known] * fraction[is_known].sqrt().unsqueeze(1)
     variance = 1 / strength
     if problem.label_type.is_numeric:
-        free = len(scores) - (scores.shape[1] == 1)  # a bias for ratings uses a degree of freedom
+        free = len(scores) - (scores.shape[1] == 1)  # a head for ratings also fits a bias
         left = 2 * problem.surprise(scores) + strength * weight.square().sum()
         variance *= left.item() / max(free, 1)
     doubt = torch.tensor(variance**0.5)
