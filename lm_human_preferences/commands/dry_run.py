@@ -93,7 +93,7 @@ def _initial_model(plan: Plan, unchecked: list[str]) -> tuple[Encoding | None, S
 
 
 def _queries(plan: Plan, encoder: Encoder | None, unchecked: list[str]) -> list[str]:
-    """Check the queries; return lines with the first query, and notes on all queries."""
+    """Check the queries; return lines to print: the first query, and notes about the data set."""
     task = plan.settings.task
     name = task.query_dataset
     if registry.info(name).downloaded or not _is_here(name):

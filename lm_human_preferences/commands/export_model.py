@@ -169,7 +169,7 @@ def _write_generation_config(temperature: float, ends: list[int], output_dir: st
 
 
 def _export_head(directory: str, output_dir: str, write_card: CardWriter) -> None:
-    """Save the initial model together with the head on its hidden states."""
+    """Export a head on hidden states of the initial model, together with this model."""
     head, about = load(directory)
     with warnings_only():
         reward = checked(directory, head, about)

@@ -30,7 +30,7 @@ class Schedule:
     ahead: int = 0
 
     def _progress(self, step: int) -> int:
-        """Return steps^2 * (fraction of non-initial labels due by `step`), which is an integer."""
+        """Return the fraction of all later labels that are due by `step`, times steps^2: an int."""
         return self.steps**2 - (self.steps - step) ** 2
 
     def labels_at(self, step: int) -> int:

@@ -24,7 +24,7 @@ REASONS = (  # reasons for skipping a question, from which labellers choose
     'offensive',
     'other',
 )
-BAD = 'bad'  # field of an answer: true for a tie because all samples are bad
+BAD = 'bad'  # field of an answer: true if the answer is a tie, and the reason is that all are bad
 IMPORTED = 'imported'  # field of an answer: true if it was imported from another tool
 SIMULATED = 'simulated'  # field of an answer: true if a simulated labeller gave it
 UNNAMED = 'imported'  # name of the labeller if imported answers name nobody

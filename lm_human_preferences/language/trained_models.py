@@ -279,8 +279,8 @@ class TrainedModel:
         model = base.to_transformers()
         path = storage.join(str(base.savedir), CONFIG_FILE)
         if not peft_files.changes_of(directory) and storage.exists(path):
-            # An adapter that trains rows of the embedding also changes a tied output layer.
-            # PEFT changes an output layer only if the base model's config says the layer is tied.
+            # An adapter that trains rows of the embedding also changes an output layer tied to it.
+            # PEFT changes both only if the base model's config says that they are tied.
             config = config_of(storage.read_json(path), path)
             model.config.tie_word_embeddings = config.tie_word_embeddings
         return peft_files.merged(directory, model)

@@ -285,6 +285,6 @@ def prepacked_rows(processor: Processor, library: Library) -> range:
 
 
 def select_library(library: Library) -> None:
-    """Make `library` multiply this process's float32 matrices on the CPU."""
+    """Choose the library that multiplies float32 matrices of this process on the CPU."""
     # 'bf16' selects oneDNN, which rounds to bf16 only on processors with a feature in ROUNDING.
     _matmul.fp32_precision = 'bf16' if library == 'onednn' else 'none'

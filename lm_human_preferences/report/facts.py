@@ -51,7 +51,7 @@ POINTS = {  # {name of a row: (policy, statistic) in an evaluation's results}
 }
 # TAGS begin the TensorBoard tags of a reward model's accuracy, with one of WAYS in place of {}.
 TAGS, WAYS = ('train_reward/{}/', 'online/{}_'), ('held_out_of_mean', 'held_out', 'cross_validated')
-SPECIAL = (  # samples to show first: (field, 1 for its highest or -1 for its lowest value, reason)
+SPECIAL = (  # samples to show first: (field, 1 for the highest value or -1 for the lowest, name)
     ('score', 1, 'best score'),
     ('score_std', 1, 'widest ±'),
     ('kl', 1, 'least likely before'),

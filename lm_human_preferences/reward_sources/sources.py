@@ -330,7 +330,7 @@ def source_of_run(settings: HParams, run: str, function: str | None) -> RewardSo
 
 
 def _is_here(name: str) -> bool:
-    """Return whether no download is needed to look for a reward model."""
+    """Return whether a reward model can be looked for on this machine, without a download."""
     return storage.is_here(storage.model_path(name) or name)
 
 

@@ -61,7 +61,7 @@ def blocks_of(causal_lm: Any) -> list[nn.Module]:
 
 
 def longest(config: Any) -> int:
-    """Return the length of the longest sequence that the model computes correctly."""
+    """Return the length of the longest sequence for which the model's outputs are right."""
     limits = ['sliding_window', 'window_size', 'attention_chunk_size', 'max_position_embeddings']
     lengths = [getattr(config, name, None) for name in limits]
     parameters: dict[str, Any] = getattr(config, 'rope_parameters', None) or {}

@@ -1,4 +1,4 @@
-"""Networks of a training run: which networks are trained, and how much memory all take."""
+"""Networks of a training run: which of them are trained, and how much memory they take."""
 
 # No `from __future__ import annotations`: utils.hyperparams needs the types of Sizes' fields.
 

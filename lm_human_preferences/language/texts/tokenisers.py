@@ -114,7 +114,7 @@ class TokeniserEncoder(Encoder):
         return self._ends or super().own_ends()
 
     def single_token(self, text: str) -> int:
-        """Return the special token that `text` spells, or else the only token of `text`."""
+        """Return the special token with this text, or else the only token that encodes the text."""
         for token, spelled in self.special.items():
             if spelled == text:
                 return token
@@ -314,7 +314,7 @@ def without_prefix_space(rules: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bare(rule: Any) -> Any:
-    """Return a tokeniser's rule without a space before texts, or None to drop the whole rule."""
+    """Return a tokeniser's step so that it adds no space before texts; None to leave it out."""
     if not isinstance(rule, dict):
         return rule
     bare = dict(rule)

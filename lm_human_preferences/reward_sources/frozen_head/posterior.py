@@ -14,7 +14,7 @@ MOST_ITERATIONS = 1000
 SMALLEST_GRADIENT = 1e-6  # gradient, in nats per unit of a weight, below which L-BFGS stops
 SMALLEST_CHANGE = 1e-10  # change of the loss, in nats, below which L-BFGS stops
 ALL_EQUAL = 1e-6  # labels count as equal if they vary by at most this fraction of the largest label
-LEAST_KNOWN = 1e-9  # relative reduction of the prior variance below which a direction is dropped
+LEAST_KNOWN = 1e-9  # smallest relative reduction of a direction's variance by the labels
 
 
 def standardized(labels: Labels, label_type: LabelType) -> tuple[Labels, float, float]:
