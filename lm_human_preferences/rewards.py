@@ -313,8 +313,8 @@ def reward_model_dir(path: str) -> str:
         )
     train = errors.typed('./launch.py train_reward')
     raise OptionError(
-        f'--rewards.trained_model {path} is not a reward model: neither this directory nor its'
-        f' reward_model/ has a file {run_files.SIZES} or a sequence classifier of transformers.'
-        f' Train a reward model with {train}, or give the policy/ folder of a train_policy run,'
-        ' or the reward model that the settings of that run name'
+        f'--rewards.trained_model {path} is not a reward model: it holds no sequence classifier of'
+        f' transformers, and no {run_files.SIZES}, nor does its reward_model/. Train a reward model'
+        f' with {train}, or give the policy/ folder of a train_policy run, or the reward model that'
+        ' the settings of that run name'
     )

@@ -139,7 +139,9 @@ def test_mistakes_of_score_are_one_line(reward_model, tmp_path):
     path, run = write_lines(tmp_path / 't.jsonl', [{'query': 'the film was'}]), reward_model[0]
     assert 'line 1 has nothing to score' in error_of(invoke(f'score {run} {path}'))
     write_lines(path, [{'query': 'the film was', 'response': 'good'}])
-    assert 'directory nor its reward_model/ has' in error_of(invoke(f'score {tmp_path} {path}'))
+    assert 'hparams.json, nor does its reward_model/' in error_of(
+        invoke(f'score {tmp_path} {path}')
+    )
     write_lines(path, [{'prompt': 'a', 'chosen': 'b', 'annotations': []}])
     assert "'chosen' and 'rejected' must both be texts" in error_of(invoke(f'score {run} {path}'))
     assert 't.jsonx' in error_of(invoke(f'score {run} {tmp_path}/t.jsonx'))
