@@ -151,7 +151,9 @@ class RunHParams(reward_options.CommandRunHParams):
     evaluate: bool = own_option(False, 'evaluate the policy after training; needs save_dir')
     keep_checkpoints: int = own_option(20, 'checkpoints of the policy that are kept', at_least=2)
     sample_queries: int = own_option(
-        8, 'queries answered ten times during training, into samples.jsonl; 0: none', at_least=0
+        8,
+        'queries answered at the start and ten times later, into samples.jsonl; 0: none',
+        at_least=0,
     )
     serve: ServeHParams | None = own_option(
         None, 'serve the page for people while labels are collected'

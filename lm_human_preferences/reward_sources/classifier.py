@@ -141,7 +141,12 @@ def _class_of(config: Any, name: str | None, directory: str) -> int | None:
     names = [str(config.id2label.get(number)) for number in range(config.num_labels)]
     if len(names) == 1 and name is None:
         return None
-    if len(names) > 1 and name in names and config.problem_type != 'regression':
+    if len(names) > 1 and config.problem_type == 'regression':
+        raise UserError(
+            f'{directory} predicts {len(names)} numbers, none of which can be chosen as the reward:'
+            ' give a classifier, or a model with a single output'
+        )
+    if len(names) > 1 and name in names:
         return names.index(name)
     raise UserError(
         f'{directory} has the outputs {", ".join(names[:20])}: to choose the class whose log odds'

@@ -93,6 +93,9 @@ def test_a_class_gives_its_log_odds(tmp_path):
     shares = logits_of(directory).double().sigmoid()[:, 1]
     found = Classifier(directory, 'so so').score(TEXTS)
     torch.testing.assert_close(found, (shares / (1 - shares)).log().float())
+    change_config(directory, problem_type='regression')
+    with pytest.raises(UserError, match='predicts 3 numbers, none of which can be chosen'):
+        Classifier(directory, 'so so')
 
 
 @pytest.mark.parametrize('name', [None, 'fine'])
