@@ -194,7 +194,7 @@ policy_experiments = {
     'sentiment': adaptive_kl_policy('sentiment', books_task, **books_ppo),
     'descriptiveness': adaptive_kl_policy('descriptiveness', books_task, **books_ppo),
     'cnndm': summarize_policy('cnndm', cnndm_task, kl_coef=0.01),
-    # For tldr, a kl_coef of 0.01, as for cnndm, is too low.
+    # The kl_coef of cnndm, 0.01, is too low for tldr.
     'tldr': summarize_policy('tldr', tldr_task, kl_coef=0.03),
     'test': adaptive_kl_policy('test', test_task, lr=1e-2, total_episodes=100 * 64, batch_size=64),
     'mock_sentiment': combos(

@@ -48,7 +48,7 @@ class Rollout(TensorBatch):
 
 @dataclass
 class Minibatch(TensorBatch):
-    """Episodes of a Rollout, with whitened advantages and returns (batch, response_length)."""
+    """Episodes of a Rollout, with returns, and whitened advantages: (batch, response_length)."""
 
     queries: torch.Tensor
     responses: torch.Tensor

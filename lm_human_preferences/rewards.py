@@ -271,7 +271,7 @@ def scopes_of(members: int) -> tuple[str, ...]:
 
 
 def locations_of(path: str, members: int | None = None) -> list[Location]:
-    """Return the locations of reward models at `path`; UserError if any of `members` is missing."""
+    """Return the locations of `members` reward models at `path`; UserError if one is missing."""
     first = reward_model_dir(path).rstrip('/')
     if members is None:
         members = recorded_members(path)

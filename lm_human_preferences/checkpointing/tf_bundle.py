@@ -43,7 +43,7 @@ VARINT, BYTES, FIXED32 = 0, 2, 5  # wire types of protocol buffers that occur in
 _Entry = collections.namedtuple('_Entry', 'dtype shape shard offset size crc sliced')
 # Limit in bytes for an index, on disk and decoded; GPT-2 1558M with Adam takes 1/40 of the limit.
 MAX_SIZE = 1 << 23
-INDEX_IS_TOO_LARGE = f'the index takes more than {MAX_SIZE >> 20} MiB'
+INDEX_FILE_IS_TOO_LARGE = f'the index takes more than {MAX_SIZE >> 20} MiB'
 MAGIC = bytes.fromhex('57fb808b247547db')
 FOOTER_SIZE = 48
 ENTRY_COST = 64  # bytes assumed for an entry of an index, besides the entry's key
@@ -161,7 +161,7 @@ class Bundle(collections.abc.Mapping[str, np.ndarray]):
     def _shard_path(self, shard: int) -> str:
         if shard >= self._n_shards:
             raise BundleError(
-                f'{self._index} is damaged: a tensor is in shard {shard} of {self._n_shards}'
+                f'{self._index} is damaged: shard {shard} is not below {self._n_shards}'
             )
         return f'{self.prefix}.data-{shard:05d}-of-{self._n_shards:05d}'
 
@@ -235,7 +235,7 @@ def varint(value: int) -> bytes:
 def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield all (key, value) pairs of a LevelDB table; ValueError if it is damaged or too large."""
     if len(data) > MAX_SIZE:
-        raise ValueError(INDEX_IS_TOO_LARGE)
+        raise ValueError(INDEX_FILE_IS_TOO_LARGE)
     if len(data) < FOOTER_SIZE or not data.endswith(MAGIC):
         raise ValueError('the file does not end like the index of a TensorFlow checkpoint')
     footer = data[-FOOTER_SIZE:-8]
@@ -247,11 +247,11 @@ def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         block = _block(data, handle)
         size += len(block)
         if size > MAX_SIZE:
-            raise ValueError(INDEX_IS_TOO_LARGE)
+            raise ValueError(INDEX_FILE_IS_TOO_LARGE)
         for key, value in _entries(block):
             size += len(key) + ENTRY_COST
             if size > MAX_SIZE:
-                raise ValueError(INDEX_IS_TOO_LARGE)
+                raise ValueError(INDEX_FILE_IS_TOO_LARGE)
             yield key, value
 
 

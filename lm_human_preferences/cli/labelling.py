@@ -59,7 +59,7 @@ HELP: dict[str, dict[str, Any]] = {  # {command: texts of its help page}
 def label_commands(
     reward_experiments: Experiments, settings: Callable[[], policy_options.Experiments]
 ) -> list[Command]:
-    """Return the commands about labels. reward_experiments: the experiments of train_reward.
+    """Return the commands that work with labels. reward_experiments: {name: trials} to choose from.
 
     settings: function that returns all experiments' settings, to suggest the next training command.
     """

@@ -41,7 +41,7 @@ from lm_human_preferences.utils.logging import progress
 
 INITIAL = 'initial'  # value of --policy or --against for the experiment's initial model
 PARTS = {TRAIN: 'train', VALIDATION: 'test'}  # {kind of question: split that its query is from}
-# Task options that may differ between the run of a policy and the questions.
+# Options of a task that may have other values in a policy's run than for the questions.
 MAY_DIFFER = ('query_dataset', 'policy', 'penalty_reward_value')
 
 

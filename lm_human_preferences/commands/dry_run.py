@@ -135,7 +135,7 @@ def _labels(
 
 
 def _reward(policy: TrainPolicy, encoding: Encoding | None, unchecked: list[str]) -> list[str]:
-    """Check the reward; if the reward scores texts, return a line with the scores of two texts."""
+    """Check that the reward can be loaded; return a line with its scores of two texts, if any."""
     elsewhere = policy.source.elsewhere()
     unchecked += elsewhere
     if elsewhere:

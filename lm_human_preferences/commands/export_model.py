@@ -169,7 +169,7 @@ def _write_generation_config(temperature: float, ends: list[int], output_dir: st
 
 
 def _export_head(directory: str, output_dir: str, write_card: CardWriter) -> None:
-    """Export a head on hidden states of the initial model, together with this model."""
+    """Export a reward head together with the initial model whose hidden states the head reads."""
     head, about = load(directory)
     with warnings_only():
         reward = checked(directory, head, about)

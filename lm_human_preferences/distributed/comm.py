@@ -14,7 +14,7 @@ from lm_human_preferences.machine import hardware
 
 T = TypeVar('T')
 
-MEETING_SECONDS = 1  # seconds between the ranks' messages while rank 0 works alone
+MEETING_SECONDS = 1  # while rank 0 works alone, ranks exchange a sign of life after so many seconds
 
 
 class Gradients:

@@ -66,10 +66,10 @@ def is_chosen(allreduce: str, family: Family | None) -> bool:
         return True
     if allreduce == 'horovod':
         raise UserError(
-            '--run.allreduce horovod: no Horovod is installed for this torch and'
-            f' {family.name if family else "a launcher without MPI"}, with NCCL if there are GPUs:'
-            ' compile Horovod with `sh tools/horovod.sh` for MPICH, or `MPI=openmpi sh'
-            " tools/horovod.sh` for Open MPI; use that MPI's mpiexec, or give --run.allreduce auto"
+            '--run.allreduce horovod needs a Horovod that was compiled for this torch, on GPUs with'
+            f' NCCL, and for {family.name if family else "the MPI that starts the ranks"}. Compile'
+            ' one with `sh tools/horovod.sh` for MPICH, or `MPI=openmpi sh tools/horovod.sh` for'
+            " Open MPI, and use that MPI's mpiexec; or give --run.allreduce auto"
         )
     return False
 

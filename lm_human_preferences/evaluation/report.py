@@ -135,7 +135,7 @@ def draw(results: dict[str, Any], path: str) -> None:
 
 
 def _draw_frontier(axes: Axes, base: Point, curve: dict[str, list[float]], up_to: float) -> None:
-    """Draw the highest reward at each KL; past the last known KL, a dotted lower bound."""
+    """Draw the highest reward at each KL; a dotted line shows where only a lower bound is known."""
     kls, rewards = [base['kl'], *curve['kl']], [base['reward'], *curve['reward']]
     end = min(up_to, kls[-1])
     shown = [*(kl for kl in kls if kl < end), end]

@@ -162,7 +162,7 @@ class AskHParams(hyperparams.HParams):
     ties: bool = own_option(False, 'in a new folder, labellers may prefer none of the samples')
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that questions have one source, and that other options suit it."""
+        """Check that at most one option says what to ask, and that the other options suit it."""
         sources = ('questions', 'gold', 'against')
         given = [f'{{{name}}}' for name in sources if getattr(self, name)]
         both = ' and '.join(given[:2])

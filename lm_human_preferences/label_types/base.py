@@ -217,7 +217,7 @@ class LabelType:
         return {self.field: Schema(dtype, self.shape)}
 
     def schemas(self, *, query_length: int, response_length: int) -> dict[str, Schema]:
-        """Return {field: schema} of a label, the fields of the question first."""
+        """Return {field: schema} of a label: first its question's fields, then its answer's."""
         questions = self.question_schemas(
             query_length=query_length, response_length=response_length
         )

@@ -1,4 +1,4 @@
-"""Append-only files with one JSON object per line; writers remove a line that was cut off."""
+"""Append-only files with one JSON object per line; a writer first removes a cut last line."""
 
 import errno
 import json

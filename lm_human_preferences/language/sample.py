@@ -47,7 +47,7 @@ class Decoding:
         # The bias (batch, 1, 1, columns) hides padding and the columns of tokens not yet sampled.
         keys = F.pad(mask, (0, columns - self.start)).to(device, non_blocking=True)
         self.bias = attention_bias(keys.unsqueeze(1), batch, network.attention_type)
-        # The tensor `positions (following, batch)` holds the position of each new token.
+        # The position of a new token is the number of tokens before it, not counting padding.
         self.positions = keys.sum(1) + torch.arange(following, device=device).unsqueeze(1)
 
     def repeat(self, times: int) -> None:

@@ -127,7 +127,7 @@ def load_saved(saved: TrainedModel) -> LearnedReward:
 
 
 def give_columns(reward: TextReward, task: lm_tasks.TaskHParams) -> None:
-    """Pass the columns of the task's queries to the reward function, if it asks for columns."""
+    """If a reward function takes columns of the data set, give it those of the task's queries."""
     if reward.scorer.asks_for_columns:
         reward.columns = lm_tasks.query_columns(task, reward.encoder)
 
@@ -135,7 +135,7 @@ def give_columns(reward: TextReward, task: lm_tasks.TaskHParams) -> None:
 def give_more_columns(
     reward: ScoringModel | None, queries: Iterable[tuple[Sequence[int], Query]]
 ) -> None:
-    """Add the columns of `queries` to those of a reward function that asks for columns."""
+    """Give the columns of more `queries` to a reward function, if it takes columns."""
     if isinstance(reward, TextReward) and reward.scorer.asks_for_columns:
         pairs = [pair for pair in queries if pair[1].columns]
         reward.columns = {**reward.columns, **lm_tasks.columns_by_tokens(pairs)}

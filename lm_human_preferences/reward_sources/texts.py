@@ -10,7 +10,7 @@ from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.texts import tokenisers
 from lm_human_preferences.ppo import PART
 
-LARGEST = 1e15  # largest score, so that sums of squares over a batch are finite in float32
+LARGEST = 1e15  # largest allowed score: sums of squares over a batch stay finite in float32
 
 
 class Texts(NamedTuple):

@@ -101,7 +101,7 @@ def cached_directory(path: str) -> str:
 
 
 def _fetched(path: str) -> str:
-    """Return the path of a blob's copy in the cache; download the blob unless it is current."""
+    """Return the path of a blob's copy in the cache; download an outdated copy again."""
     import filelock
 
     blob = Blob(path)

@@ -221,7 +221,7 @@ class RewardModelTrainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; the caller loads the tensors afterwards."""
+        """Restore what `state_dict` returned; a checkpointer loads the weights and moments."""
         self.steps_done = state['step']
         self.order = np.array(state['order'])
         self.optimizer.start_at(state['optimizer_steps'])

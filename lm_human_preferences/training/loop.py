@@ -51,7 +51,7 @@ class Hook(contextlib.AbstractContextManager):
         """Prepare the next step. step: number of steps done."""
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """React to a step. step: number of steps done. stats: statistics of the last step."""
+        """Act after a step. step: number of steps done. stats: statistics of the last step."""
 
     def __exit__(
         self,

@@ -223,7 +223,7 @@ HUGE = (0, 1 << 40, 1 << 40)
         (entry(extra=field(7, b'x')), ".index: 'v' is a partitioned variable"),
         (entry(shape=(2,) + (1,) * 80), '.index is ' + SIZE.format(8, (2,) + (1,) * 64)),
         (entry(shape=HUGE, size=0), '.index is ' + SIZE.format(0, HUGE)),
-        (entry(shard=1), '.index is damaged: a tensor is in shard 1 of 1'),
+        (entry(shard=1), '.index is damaged: shard 1 is not below 1'),
         (entry(shape=(3,), size=12), f"{DATA} is truncated: 'v' ends at byte 12, the file at 8"),
         (entry(offset=1 << 63), f"{DATA} is truncated: 'v' ends at byte {(1 << 63) + 8}, the file"),
         (entry(), f"{DATA} is damaged: the checksum of 'v' does not match"),
@@ -331,7 +331,7 @@ def test_reading_a_crafted_index_is_cheap(tmp_path, monkeypatch, make):
     monkeypatch.setattr(tf_bundle, 'MAX_SIZE', 2 * MIB)
     put(tmp_path / 'x.index', make())
     start = time.process_time()
-    with pytest.raises(BundleError, match=tf_bundle.INDEX_IS_TOO_LARGE), peak_memory() as peak:
+    with pytest.raises(BundleError, match=tf_bundle.INDEX_FILE_IS_TOO_LARGE), peak_memory() as peak:
         Bundle(tmp_path / 'x')
     assert peak() < 64 * MIB and time.process_time() - start < 20
 

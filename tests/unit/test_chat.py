@@ -201,7 +201,7 @@ def test_a_dialogue_whose_marks_take_too_much_room_is_left_out(tmp_path):
     query = encoder.encode(messages.as_text(turns))
     assert len(query) <= 40 < template.length < len(template.context(tuple(query)))
     assert template.problem(query, query) == 'too_long'
-    with pytest.raises(UserError, match=rf'tokens in its context, more than {template.length}'):
+    with pytest.raises(UserError, match=rf'but at most {template.length} are allowed: shorten'):
         template.contexts([query])
 
 

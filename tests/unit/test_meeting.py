@@ -329,7 +329,7 @@ def test_horovod_that_suits_the_ranks(tmp_path, monkeypatch, content, family, ha
     assert horovod.is_chosen('auto', family) == is_usable
     assert not horovod.is_chosen('torch', family)
     monkeypatch.setitem(sys.modules, 'horovod.torch', None)  # compiled for another torch
-    told = '^--run.allreduce horovod: no Horovod is installed for .*: compile Horovod with `sh '
+    told = '^--run.allreduce horovod needs a Horovod that was compiled .*. Compile one with `sh '
     with pytest.raises(UserError, match=told):
         horovod.is_chosen('horovod', family)
 

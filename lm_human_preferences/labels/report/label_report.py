@@ -15,7 +15,7 @@ from lm_human_preferences.labels.folder import GOLD, VALIDATION, LabelFolder
 
 Policy = tuple[str, str]  # (path of a policy, digest of its weights)
 Said = dict[str, dict[str, Value]]  # {question: {labeller: answer}}, without skips
-Facts = Mapping[str, Any]  # a report on labels, or a part of this report
+Facts = Mapping[str, Any]  # a report on labels, or a part of such a report
 
 NOTHING = '-'  # text of an empty cell in a table
 MOST_DISAGREEMENTS = 20  # maximum number of disagreements to show

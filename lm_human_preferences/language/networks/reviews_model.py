@@ -107,7 +107,7 @@ def computed_once(
     with filelock.FileLock(f'{path}.lock'):  # the kernel releases the lock of a dead process
         if not os.path.exists(path):
             part = f'{path}.part'
-            shutil.rmtree(part, ignore_errors=True)  # a killed process may have left a folder
+            shutil.rmtree(part, ignore_errors=True)  # a killed process may have left this folder
             os.mkdir(part)
             create(part)
             os.rename(part, path)

@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of tokens, computed in one table of logits (rows, n_vocab)."""
+"""Log-probabilities of tokens, and entropies, computed with a single table (rows, n_vocab)."""
 
 from collections.abc import Callable
 from typing import Any

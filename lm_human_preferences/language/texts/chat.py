@@ -57,8 +57,8 @@ class Contexts(ABC):
             row = self.context(tuple(self.encoder.without_padding(query)))
             if len(row) > self.length:
                 raise UserError(
-                    f'a query has {len(row)} tokens in its context, more than {self.length}:'
-                    ' shorten it'
+                    f'a query in its chat template has {len(row)} tokens, but at most {self.length}'
+                    ' are allowed: shorten the query'
                 )
             rows.append(row + [padding] * (self.length - len(row)))
         return rows

@@ -127,7 +127,7 @@ def failing(verb: str, value: Any, tokeniser: str = 'the tokeniser of the model'
     try:
         with no_panics():
             yield
-    except Exception as e:  # the library tokenizers raises plain Exceptions
+    except Exception as e:  # the `tokenizers` library raises plain Exceptions
         raise UserError(f'{tokeniser} cannot {verb} {value!r:.80}: {e}') from e
 
 
@@ -227,7 +227,7 @@ def _of_files(files: Mapping[str, str]) -> TokeniserEncoding:
 
 @functools.lru_cache(maxsize=8)
 def _encoding(digests: tuple[tuple[str, str, str], ...]) -> TokeniserEncoding:
-    """Return the encoding that tokeniser files (name, path, MD5) define; reads them only once."""
+    """Return the encoding that tokeniser files define. digests: (name, path, MD5) of each file."""
     files = {name: path for name, path, _ in digests}
     try:
         with no_panics():
@@ -314,7 +314,7 @@ def without_prefix_space(rules: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bare(rule: Any) -> Any:
-    """Return a tokeniser's step so that it adds no space before texts; None to leave it out."""
+    """Change a step of a tokeniser's pipeline to add no space before texts; None drops the step."""
     if not isinstance(rule, dict):
         return rule
     bare = dict(rule)

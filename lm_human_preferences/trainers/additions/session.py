@@ -197,7 +197,10 @@ def pin(settings: Settings, comm: Comm) -> None:
 
 
 def pins(settings: Settings, *, ask: bool = True) -> dict[str, Any]:
-    """Return seeds, ensemble size, and commits of hub models. ask: whether to read remote files."""
+    """Return what a run records: seeds, ensemble size and commits of hub models.
+
+    ask: whether to look on the hub.
+    """
     found = run_settings.pins(settings, ask=ask)
     policy = settings.policy
     if policy is not None and policy.rewards.ensemble is None:
