@@ -149,17 +149,12 @@ def _warn_of_lost_steps(hparams: HParams) -> None:
         return
     log = curves.read(run.directory, run_files.POLICY.events)
     steps = round(max(log.curves.get('elapsed/updates', {0: 0}).values()))
+    lost = f'{run.save_dir} logged {steps} steps of the policy but has no checkpoints'
     # After 2 * save_interval steps, the second checkpoint has begun, so the first is complete.
     if steps > 2 * run_settings.as_recorded(hparams).run.save_interval:
-        raise UserError(
-            f'{run.save_dir} logged {steps} steps of the policy but has no checkpoints: restore'
-            ' them, or begin again with --overwrite'
-        )
+        raise UserError(f'{lost}: restore them, or begin again with --overwrite')
     if steps:
-        announce(
-            f'WARNING: {run.save_dir} logged {steps} steps of the policy but has no checkpoints: it'
-            ' begins with the first step again'
-        )
+        announce(f'WARNING: {lost}: it begins with the first step again')
 
 
 def _train_rewards(run: session.Run, plan: Plan) -> None:

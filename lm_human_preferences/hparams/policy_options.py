@@ -188,12 +188,8 @@ class HParams(hyperparams.HParams):
         if self.ppo.micro_batch_size is not None:
             same = {'--ppo.samples_per_query': self.ppo.samples_per_query}
             check_multiple(self.ppo.micro_batch_size, '--ppo.micro_batch_size', same)
-        least = self._least_to_whiten(parts)
-        yield (
-            self.ppo.batch_size < least,
-            f'--ppo.batch_size {self.ppo.batch_size} in {parts} minibatches is too few for'
-            f' whitening: use {least} or more, or {{ppo.whiten_rewards}} false',
-        )
+        problem = self._too_few_to_whiten(f'{parts} minibatches', parts)
+        yield problem, f'{problem}, or {{ppo.whiten_rewards}} false'
         online = self.rewards.online
         is_asking_people = online is not None and online.asks_people
         serves_nobody = self.run.serve is not None and not is_asking_people
@@ -260,13 +256,9 @@ class HParams(hyperparams.HParams):
         """Raise UserError unless `ranks` ranks can split batches evenly and whiten minibatches."""
         parts = self.ppo.nminibatches * ranks
         self._check_shares({'--mpi': ranks})
-        least = self._least_to_whiten(parts)
-        if self.ppo.batch_size < least:
-            raise UserError(
-                f'--ppo.batch_size {self.ppo.batch_size} in {parts} minibatches (--mpi {ranks}) is'
-                f' too few for whitening: use {least} or more, fewer ranks,'
-                ' or --ppo.whiten_rewards false'
-            )
+        problem = self._too_few_to_whiten(f'{parts} minibatches (--mpi {ranks})', parts)
+        if problem is not None:
+            raise UserError(f'{problem}, fewer ranks, or --ppo.whiten_rewards false')
         if self.rewards.train_new_model is not None:
             self.rewards.train_new_model.check_ranks(ranks)
 
@@ -278,9 +270,15 @@ class HParams(hyperparams.HParams):
         }
         check_multiple(self.ppo.batch_size, '--ppo.batch_size', {**ranks, **parts})
 
-    def _least_to_whiten(self, parts: int) -> int:
-        """Return the least batch size for whitening in `parts` minibatches; 0 without whitening."""
-        return _LEAST_TO_WHITEN * parts if self.ppo.whiten_rewards else 0
+    def _too_few_to_whiten(self, parts_name: str, parts: int) -> str | None:
+        """Return why `parts` minibatches of a batch cannot be whitened; None if they can."""
+        least = _LEAST_TO_WHITEN * parts
+        if not self.ppo.whiten_rewards or self.ppo.batch_size >= least:
+            return None
+        return (
+            f'--ppo.batch_size {self.ppo.batch_size} in {parts_name} is too few for whitening: use'
+            f' {least} or more'
+        )
 
 
 Training = HParams | reward_options.CommandHParams  # settings of a command that trains

@@ -16,7 +16,7 @@ from lm_human_preferences.language import encodings
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.language.texts.chat import ChatTemplate, Contexts
 from lm_human_preferences.language.texts.tokenisers import unnamed_ids_are_of_gpt2
-from lm_human_preferences.utils.original_names import refuse
+from lm_human_preferences.utils.original_names import explain_missing
 
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
@@ -190,5 +190,4 @@ def get_dataset(name: str, labels: str | None = None) -> Dataset:
     return Dataset(name, functools.partial(generator, name), is_file=True, is_new=False)
 
 
-# A `def __getattr__` would make type checkers accept every name.
-globals()['__getattr__'] = functools.partial(refuse, __name__)
+explain_missing(__name__)

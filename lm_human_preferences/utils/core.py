@@ -1,7 +1,6 @@
 """Functions on numbers and tensors (the original's utils/core.py)."""
 
 import contextlib
-import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -17,7 +16,7 @@ from numpy import random as numpy_random
 # In the original, ceil_div and exact_div are in this module.
 from lm_human_preferences.utils.option_checks import ceil_div as ceil_div
 from lm_human_preferences.utils.option_checks import exact_div as exact_div
-from lm_human_preferences.utils.original_names import refuse
+from lm_human_preferences.utils.original_names import explain_missing
 
 MIN_TEMPERATURE = 1e-10  # lowest temperature in the original, used instead of 0 for greedy sampling
 LARGE_VOCABULARY = 4096  # size of a vocabulary above which tokens are drawn in two steps
@@ -228,5 +227,4 @@ def map_micro_batches(
     return concatenate([function(*part) for part in parts])
 
 
-# A `def __getattr__` would make type checkers accept every name.
-globals()['__getattr__'] = functools.partial(refuse, __name__)
+explain_missing(__name__)

@@ -1,5 +1,7 @@
 """Names of the original that this port lacks, and advice on what to use instead."""
 
+import functools
+import sys
 from typing import NoReturn
 
 # {module: {names: advice}}, where the name '' stands for the module itself
@@ -32,3 +34,8 @@ def refuse(module: str, name: str = '') -> NoReturn:
                 ' docs/from-the-original.md'
             )
     raise AttributeError(f'module {module!r} has no attribute {name!r}')
+
+
+def explain_missing(module: str) -> None:
+    """Make a module `refuse` missing names; after a `def __getattr__`, pyright accepts any name."""
+    vars(sys.modules[module])['__getattr__'] = functools.partial(refuse, module)

@@ -56,12 +56,9 @@ def is_saved_by_transformers(directory: str) -> bool:
 
 def is_classifier(directory: str) -> bool:
     """Return whether a directory, local or on the hub, holds a sequence classifier."""
-    if storage.is_remote(directory) and not storage.is_hub(directory):
+    if not _is_of_library(directory, CONFIG_FILE):
         return False
-    if is_model(directory):
-        return False  # neither this program nor the 2019 program saves classifiers
-    path = storage.join(directory, CONFIG_FILE)
-    return storage.exists(path) and is_of_classifier(storage.read_json(path))
+    return is_of_classifier(storage.read_json(storage.join(directory, CONFIG_FILE)))
 
 
 def is_of_classifier(content: Any) -> bool:
@@ -72,9 +69,14 @@ def is_of_classifier(content: Any) -> bool:
 
 def is_peft(directory: str) -> bool:
     """Return whether a directory, local or on the hub, holds a PEFT adapter, not a whole model."""
+    return _is_of_library(directory, PEFT_CONFIG)
+
+
+def _is_of_library(directory: str, config: str) -> bool:
+    """Return whether a library, not this program, wrote a directory with the file `config`."""
     if storage.is_remote(directory) and not storage.is_hub(directory):
         return False
-    return not is_model(directory) and storage.exists(storage.join(directory, PEFT_CONFIG))
+    return not is_model(directory) and storage.exists(storage.join(directory, config))
 
 
 def has_adapters(directory: str) -> bool:
