@@ -87,7 +87,7 @@ def test_a_run_directory_will_do(directory):
         ({'hparams.json': {'n_vocab': 50257}}, "knows 50257 tokens, but encoding 'test' of"),
         # Even where it has as many tokens.
         ({'hparams.json': {}, 'encoding': 'tokenizer-1'}, "has the encoding 'tokenizer-1', not"),
-        ({}, r'holds no sequence classifier .* and no hparams.json, nor does its reward_model/'),
+        ({}, r'no sequence classifier of transformers, and no hparams.json, nor does its'),
     ],
 )
 def test_what_is_no_reward_model_of_this_encoding_is_refused(tmp_path, files, told):

@@ -294,9 +294,9 @@ def test_the_content_says_whether_a_file_has_lines(tmp_path):
         (b'{', 'line 1 is not JSON'),
         (b'[3]', 'label 0 is a int, not an object'),
         (b'\xff', 'UTF-8'),
-        ('prompt'.encode('utf-16'), 'by `iconv .* -f UTF-16`'),
-        ('prompt'.encode('utf-16-le'), 'by `iconv .* -f UTF-16`'),
-        ('prompt'.encode('utf-16-be'), 'by `iconv .* -f UTF-16`'),
+        ('prompt'.encode('utf-16'), 'or `iconv -t UTF-8 -f UTF-16`'),
+        ('prompt'.encode('utf-16-le'), 'or `iconv -t UTF-8 -f UTF-16`'),
+        ('prompt'.encode('utf-16-be'), 'or `iconv -t UTF-8 -f UTF-16`'),
         (b'{"best": 0, "best": 1}', "an object has the field 'best' twice"),
     ):
         (tmp_path / 'labels').write_bytes(content)
